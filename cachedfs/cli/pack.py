@@ -19,9 +19,11 @@ from cachedfs.errors import CachedFSError
 
 __all__ = ["pack"]
 
-KIND_HELP = "Kind of SOURCE: files, lines, jsonl, csv, parquet, hdf5 or tar; default: by its file names."
+KIND_HELP = (
+    "Kind of SOURCE: files, lines, jsonl, csv, parquet, feather, hdf5 or tar; default: by its file names."
+)
 DECODE_HELP = "Pack the pixels of image files; raw: without their EXIF orientation."
-COLUMN_HELP = "Pack this column (name, ending, dataset), as int64, float32[768], 'ragged int64', utf8, bytes or json; repeatable."
+COLUMN_HELP = "Pack this column (name, ending, dataset), as int64, float32[768], 'ragged int64', utf8, bytes or json; repeatable. If all have types, other columns are kept."
 ON_ERROR_HELP = "Files that cannot be read or decoded: stop after twenty and name them, or leave them out."
 
 
@@ -129,9 +131,11 @@ def url_of(text: str) -> str:
     return os.path.abspath(os.path.expanduser(text)) if is_local else cached_url(text)
 
 
-def columns_of(texts: list[str] | None) -> dict[str, str | None] | list[str] | None:
-    """Return the columns of `--column`: a list of names, or a dict of names and types if any has a type."""
+def columns_of(texts: list[str] | None) -> dict[str, str] | list[str | tuple[str, str]] | None:
+    """Return the columns of `--column`: types by name, which keep all other columns, or a list if any has no type."""
     if not texts:
         return None
-    found = {name: type_ or None for name, _, type_ in (text.partition("=") for text in texts)}
-    return found if any(found.values()) else list(found)
+    found = {name: type_ for name, _, type_ in (text.partition("=") for text in texts)}
+    return (
+        found if all(found.values()) else [(name, type_) if type_ else name for name, type_ in found.items()]
+    )

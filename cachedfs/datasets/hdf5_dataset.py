@@ -20,7 +20,7 @@ import numpy as np
 from h5py._objects import phil
 
 from cachedfs.core.reader import versions_read
-from cachedfs.datasets.hdf5_features import elsewhere, unreadable
+from cachedfs.datasets.hdf5_layout import elsewhere, members_of, unreadable
 from cachedfs.datasets.samples import Item, Samples, once_each, reading
 from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem.file import CachedFile
@@ -196,9 +196,8 @@ class _Opened:
         return found
 
     def _names(self) -> str:
-        names: list[str] = []
-        self._file.visititems(lambda name, at: names.append(name) if isinstance(at, h5py.Dataset) else None)
-        return ", ".join(map(repr, names)) or "none"
+        members = members_of(self._file)
+        return ", ".join(repr(name) for name, at in members if isinstance(at, h5py.Dataset)) or "none"
 
 
 @contextlib.contextmanager

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import zarr
+from zarr.storage import FsspecStore
 
 from cachedfs.config import parse_size
 from cachedfs.datasets.ragged_arrays import RaggedArray
@@ -24,6 +26,7 @@ from cachedfs.datasets.zarr_layout import (
     beside,
     dtype_of,
     layout_of,
+    with_samples,
 )
 from cachedfs.datasets.zarr_reader import ChunkReader, items_of, own_rows
 
@@ -67,8 +70,9 @@ class ZarrDataset(Samples):
         """Read the metadata of the arrays once. An array that grows later keeps this length here.
 
         `arrays`: names of arrays in the group at `url`; a single name for single arrays as samples; None for the
-        array at `url`, or for all arrays of the group and of the groups in it ("train/image"), without those in inner
-        groups that have another length than the group's own arrays; the log names what is left out.
+        array at `url`, or for all arrays of the group and of the groups in it ("train/image"). The log names what is
+        left out then: arrays that all samples share (without axes, or along a later axis of others, as `lat` of
+        `temperature[time, lat]`), and those in inner groups of another length than the group's own arrays.
 
         `pool`: memory for decoded chunks with samples still to be read, in bytes or as a size like "256MiB". A window
         shuffle of `window` chunks needs room for twice as many. A chunk that was rewritten is read again after
@@ -82,18 +86,28 @@ class ZarrDataset(Samples):
         if isinstance(pool_size, float):
             raise ValueError(f"pool={pool!r}: expected bytes, or a size like '256MiB'")
         names = [arrays] if isinstance(arrays, str) else arrays and once_each(arrays, self.url)
-        found = arrays_at(self.fs, self.path, names)
+        store = FsspecStore.from_url(self.url, storage_options=dict(storage_options or {}), read_only=True)
+        found = arrays_at(store, self.url, names)
         ragged = [name for name in found if name and RAGGED in (found[name].attributes or {})]
         needed = {each for name in ragged for each in beside(name, found[name]).values()}
         more = sorted(needed - found.keys())
-        every = {**found, **(arrays_at(self.fs, self.path, more) if more else {})}
+        every = {**found, **(arrays_at(store, self.url, more) if more else {})}
         self._ragged = {name: RaggedArray(self.fs, self.path, name, every, pool_size) for name in ragged}
         lengths: dict[str, int | None] = {  # None: an array without axes
             name: len(self._ragged[name]) if name in ragged else next(iter(metadata.shape), None)
             for name, metadata in found.items()
         }
         if names is None:
-            kept = self._of_one_length({name: n for name, n in lengths.items() if name not in needed})
+            dimensions = {
+                name: getattr(each, "dimension_names", None) or [None] * len(each.shape)  # none in Zarr 2
+                for name, each in found.items()
+                if name not in needed
+            }
+            if shared := sorted(dimensions.keys() - with_samples(dimensions)):
+                logger.info("%s: left out %s, which all samples share", self.url, ", ".join(shared))
+            kept = self._of_one_length(
+                {name: lengths[name] for name in with_samples(dimensions) or dimensions}
+            )
             found = {name: found[name] for name in kept}
             self._ragged = {name: one for name, one in self._ragged.items() if name in kept}
         self.arrays = tuple(found)
@@ -244,11 +258,7 @@ class _Through:
 
     def _array(self) -> Any:
         if self._opened is None or self._opened[0] != os.getpid():
-            import zarr
-
             url, storage_options, name = self._given
-            store = zarr.storage.FsspecStore.from_url(
-                url, storage_options=dict(storage_options or {}), read_only=True
-            )
+            store = FsspecStore.from_url(url, storage_options=dict(storage_options or {}), read_only=True)
             self._opened = os.getpid(), zarr.open_array(store, path=name, mode="r")
         return self._opened[1]

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from fsspec import AbstractFileSystem
+import zarr
+from zarr.storage import FsspecStore
 
 from cachedfs.datasets.codecs import ChunkDecoder, Crc32c
 
 __all__ = ["ABSENT", "NUMBERS", "RAGGED", "ArrayLayout", "ChunkPositions", "Place", "ShardIndexFormat"]
-__all__ += ["UnsupportedArray", "arrays_at", "beside", "dtype_of", "layout_of"]
+__all__ += [
+    "UnsupportedArray",
+    "arrays_at",
+    "beside",
+    "dtype_of",
+    "layout_of",
+    "with_samples",
+]
 
 # The attribute of an array of elements: {"offsets": name, "means": "utf-8", "shapes": name}. The last two are optional.
 # The names are those of arrays in the same group.
@@ -29,6 +38,19 @@ NUMBERS = "biufcmM"  # kinds of dtypes that are decoded directly
 NUMCODECS = {"adler32", "blosc", "bz2", "crc32", "crc32c", "fletcher32", "gzip", "lz4", "lzma", "shuffle", "zlib", "zstd"}  # fmt: skip
 
 Place = tuple[int, ...]
+
+
+def with_samples(dimensions: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Return the names of the arrays whose first axis counts samples; `dimensions` has those of each array's axes.
+
+    The others have no axes, or their first one is a later axis of another array, as that of `lat` is for
+    `temperature[time, lat]`. A dimension of None is no other's.
+    """
+    later = {
+        each for axes in dimensions.values() for each in axes[1:] if each is not None and each != axes[0]
+    }
+    with_axes = [name for name, axes in dimensions.items() if axes]
+    return [name for name in with_axes if dimensions[name][0] not in later] or with_axes
 
 
 def beside(name: str, metadata: Any) -> dict[str, str]:
@@ -136,96 +158,45 @@ class ArrayLayout:
 # Finding arrays.
 
 
-def arrays_at(fs: AbstractFileSystem, path: str, names: Sequence[str] | None) -> dict[str, Any]:
-    """Return zarr's metadata of the arrays with these names below `path`, by name: one round trip, two in Zarr v2.
+def arrays_at(store: FsspecStore, url: str, names: Sequence[str] | None) -> dict[str, Any]:
+    """Return zarr's metadata of the arrays with these names in the store, by name.
 
-    With None as `names`, return the array at `path` under the name "", or all arrays of the group and of the groups in
+    With None as `names`, return the array at `url` under the name "", or all arrays of the group and of the groups in
     it ("train/image"). Raises FileNotFoundError for a missing array.
     """
     if names is not None:
-        found, _ = _members(fs, path, names)
+        with ThreadPoolExecutor() as threads:
+            nodes = dict(zip(names, threads.map(partial(_node, store, url), names), strict=True))
+        found = {name: node.metadata for name, node in nodes.items() if isinstance(node, zarr.Array)}
         if missing := [name for name in names if name not in found]:
-            raise FileNotFoundError(
-                f"{fs.unstrip_protocol(path)} has no array {', '.join(map(repr, missing))}"
-            )
+            raise FileNotFoundError(f"{url} has no array {', '.join(map(repr, missing))}")
         return found
-    (root,) = _documents(fs, [f"{path}/zarr.json"])
-    if root is not None:
-        if root.get("node_type") == "array":
-            return {"": _metadata(fs, path, root)}
-        consolidated, ending = root.get("consolidated_metadata"), ""
-    else:
-        names = (".zarray", ".zmetadata", ".zgroup")
-        root, consolidated, group = _documents(fs, [f"{path}/{name}" for name in names])
-        if root is not None:
-            return {"": _metadata(fs, path, root)}
-        if consolidated is None and group is None:
-            raise FileNotFoundError(f"{fs.unstrip_protocol(path)} is not a Zarr array or group")
-        ending = "/.zarray"
-    if consolidated is None:
-        return dict(sorted(_below(fs, path)))
-    arrays = {
-        name.removesuffix(ending): node
-        for name, node in (consolidated.get("metadata") or {}).items()
-        if (name.endswith(ending) if ending else node.get("node_type") == "array")
-    }
-    return {name: _metadata(fs, f"{path}/{name}", arrays[name]) for name in sorted(arrays)}
+    root = _node(store, url, "")
+    if root is None:
+        raise FileNotFoundError(f"{url} is not a Zarr array or group")
+    if isinstance(root, zarr.Array):
+        return {"": root.metadata}
+    with _naming(url):
+        members = sorted(root.members(max_depth=None))
+    return {name: node.metadata for name, node in members if isinstance(node, zarr.Array)}
 
 
-def _below(fs: AbstractFileSystem, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the name and metadata of each array of the group at `path`, and of the groups in it."""
-    folders = [info["name"] for info in fs.ls(path, detail=True) if info["type"] == "directory"]
-    names = [str(folder).rstrip("/").rpartition("/")[2] for folder in folders]
-    arrays, others = _members(fs, path, names)
-    yield from arrays.items()
-    for group in others:
-        for name, metadata in _below(fs, f"{path}/{group}"):
-            yield f"{group}/{name}", metadata
+def _node(store: FsspecStore, url: str, name: str) -> Any:
+    """Return the array or group of this name in the store; None if there is none."""
+    for zarr_format in (3, 2):
+        with contextlib.suppress(FileNotFoundError), _naming(f"{url}/{name}" if name else url):
+            return zarr.open(store, path=name, mode="r", zarr_format=zarr_format)
+    return None
 
 
-def _members(fs: AbstractFileSystem, path: str, names: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the metadata of the arrays with these names, and the names of groups."""
-    found, groups, missing = {}, [], list(names)
-    for ending in ("zarr.json", ".zarray", ".zgroup"):
-        documents = _documents(fs, [f"{path}/{name}/{ending}" for name in missing])
-        for name, document in zip(missing, documents, strict=True):
-            if document is None:
-                continue
-            if ending == ".zgroup" or document.get("node_type") == "group":
-                groups.append(name)
-            else:
-                found[name] = _metadata(fs, f"{path}/{name}", document)
-        missing = [name for name, document in zip(missing, documents, strict=True) if document is None]
-    return {name: found[name] for name in names if name in found}, groups
-
-
-def _documents(fs: AbstractFileSystem, paths: list[str]) -> list[dict[str, Any] | None]:
-    documents: list[dict[str, Any] | None] = []
-    for path, data in zip(paths, fs.cat_ranges(paths, None, None, on_error="return"), strict=True):
-        if isinstance(data, ABSENT):
-            documents.append(None)
-            continue
-        if isinstance(data, BaseException):
-            raise data
-        try:
-            document = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{fs.unstrip_protocol(path)} is not valid Zarr metadata: {error}") from error
-        if not isinstance(document, dict):
-            raise ValueError(f"{fs.unstrip_protocol(path)} is not valid Zarr metadata: {document!r:.100}")
-        documents.append(document)
-    return documents
-
-
-def _metadata(fs: AbstractFileSystem, path: str, document: dict[str, Any]) -> Any:
-    from zarr.core.metadata.v2 import ArrayV2Metadata
-    from zarr.core.metadata.v3 import ArrayV3Metadata
-
+@contextlib.contextmanager
+def _naming(url: str) -> Iterator[None]:
     try:
-        return (ArrayV2Metadata if document.get("zarr_format") == 2 else ArrayV3Metadata).from_dict(document)
-    except Exception as error:  # any type: zarr's own message says what it does not support
-        error.add_note(f"in the metadata of {fs.unstrip_protocol(path)}")
+        yield
+    except OSError:
         raise
+    except Exception as error:  # any type: zarr raises what its parsing meets
+        raise ValueError(f"{url} has no valid Zarr metadata, or none that zarr supports: {error}") from error
 
 
 # Chunk layout.

@@ -19,24 +19,6 @@ from cachedfs.common.types import AnyVersion, Changes, ObjectInfo, Range, Suffix
 if TYPE_CHECKING:
     from cachedfs.origins.request_slots import RequestSlots
 
-__all__ = [
-    "Alone",
-    "HasStorageQuota",
-    "Origin",
-    "Reply",
-    "SimpleOrigin",
-    "Uploader",
-    "before_next_page",
-    "clipped",
-    "content_range",
-    "describe",
-    "has_stale_answer",
-    "http_date",
-    "number",
-    "range_header",
-    "subject_of",
-]
-
 
 def range_header(want: Range | Suffix | None) -> str | None:
     """Return the `Range` header for a non-empty range, always with an end; None for the whole object."""

@@ -9,8 +9,6 @@ from typing import NamedTuple
 from cachedfs.common.types import Range, Suffix
 from cachedfs.origins.base import describe
 
-__all__ = ["Answer", "HTTPRequest"]
-
 _GOOD = frozenset({200, 206, 416})
 
 

@@ -19,8 +19,6 @@ from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
 if TYPE_CHECKING:
     from cachedfs.origins.http import HTTPResponse
 
-__all__ = ["WHOLE", "ResumableRead", "check_length", "reaches"]
-
 WHOLE = 8 << 20  # most bytes held back until their checksum is verified: one request of the reader
 
 _MOST_HELD = 64 << 20  # most bytes held back until a body of no stated length has ended

@@ -32,7 +32,7 @@ __all__ = ["Packed", "Packing", "pack", "part_size"]
 
 ATTRIBUTE = "cachedfs_pack"  # name of the group attribute that describes the source
 FORMAT = 1
-PLAN_FORMAT = 3  # of the plan in the working files: 3 reads Parquet in other parts
+PLAN_FORMAT = 4  # of the plan in the working files: 4 counts records of text and Parquet files
 WINDOW = "96MiB"  # prefetch window: more than one shard (64 MiB), and still little memory
 
 logger = logging.getLogger("cachedfs.packing")
@@ -91,7 +91,9 @@ def pack(
     *,
     kind: str | None = None,
     decode: str | None = None,
-    columns: Sequence[str] | Mapping[str, str | None] | None = None,
+    columns: Sequence[Any] | Mapping[str, str | None] | None = None,
+    rename: Mapping[str, str] | None = None,
+    csv: Mapping[str, Any] | None = None,
     chunk_bytes: int | str | None = None,
     shard_bytes: int | str | None = None,
     codec: str | None = None,
@@ -111,11 +113,13 @@ def pack(
         print(packed)
 
     `source` is a folder, a pattern, a file or a list of URLs. `kind` is "files" (one sample for each file), "lines",
-    "jsonl", "csv", "parquet", "hdf5" or "tar" (WebDataset). None detects it from file names and first bytes. Files are
+    "jsonl", "csv", "parquet", "feather", "hdf5" or "tar" (WebDataset). None detects it from file names and first bytes. Files are
     packed as bytes; `decode="image"` packs their pixels, turned by their EXIF orientation, and "image-raw" as they are
-    stored. Hidden files (`.DS_Store`, `Thumbs.db`) of folders and patterns are left out. `columns` lists the columns, endings or datasets to pack. For
-    lines, jsonl, csv and parquet it may be a dictionary from name to type: "float32", "float32[768]", "ragged int64",
-    "utf8", "bytes", "json" or None (detect it). For images, `{"image": "ragged"}` allows any mix of shapes.
+    stored. Hidden files (`.DS_Store`, `Thumbs.db`) of folders and patterns are left out. `columns` lists the columns, endings or datasets to pack. Columns
+    of lines and tables may be pairs of a name and a type: "float32", "float32[768]", "ragged int64", "utf8", "bytes",
+    "json" or None (detect it). A dictionary gives types, and keeps all other columns. For images,
+    `{"image": "ragged"}` allows any mix of shapes. `rename` is a dictionary from columns to names of arrays; `csv` has
+    options of CSV files: "delimiter", "encoding", "comment" and "skipinitialspace".
 
     Samples of one shape become an array of shape `(samples, *shape)`. Samples of different lengths are concatenated
     into one 1-D array of elements: sample `i` is `data[offsets[i]:offsets[i + 1]]`, where `<name>_offsets` has one
@@ -144,6 +148,8 @@ def pack(
         kind=kind,
         decode=decode,
         columns=columns,
+        rename=rename,
+        csv=csv,
         chunk_bytes=chunk_bytes,
         shard_bytes=shard_bytes,
         codec=codec,
@@ -167,6 +173,8 @@ class Packing:
         kind: str | None = None,
         decode: str | None = None,
         columns: Any = None,
+        rename: Mapping[str, str] | None = None,
+        csv: Mapping[str, Any] | None = None,
         chunk_bytes: int | str | None = None,
         shard_bytes: int | str | None = None,
         codec: str | None = None,
@@ -190,7 +198,9 @@ class Packing:
         _must_be_apart(self.files, self.store)
         head = self.files.head(0, HEAD) if len(self.files) == 1 else b""
         self.kind = kind or kind_of(self.files.paths, head)
-        self.source: SampleSource = source_of(self.kind, self.files, decode=decode, columns=columns)
+        self.source: SampleSource = source_of(
+            self.kind, self.files, decode=decode, columns=columns, rename=rename, csv=csv
+        )
         if self.source.may_skip and (earlier := self.store.read(FILES)) is not None:
             self.files.adopt(earlier)
         sampled = self.source.look()
@@ -209,6 +219,7 @@ class Packing:
         self.notes: list[str] = [*self.source.notes]
         columns = dict(columns) if isinstance(columns, Mapping) else columns and [*columns]
         origin = {"digest": self.files.digest, "kind": self.kind, "decode": decode, "columns": columns}
+        origin |= {"rename": rename and dict(rename), "csv": csv and dict(csv)}
         # A run continues an earlier one only if this is equal.
         self._plan_json = json.dumps(
             {"format": PLAN_FORMAT, "source": origin, **self.plan.as_json()}
@@ -299,14 +310,17 @@ class Packing:
                 f"{self.files.url}: files were added, removed or changed during packing; {store.url} is incomplete: pack again "
                 "with overwrite"
             )
+        about = {"format": FORMAT, "source": self.files.url, "kind": self.kind, "samples": run.n_samples}
+        about |= {"skipped": len(run.skipped)} if run.skipped else {}
+        groups = {**self.source.group_attributes}
+        groups[""] = {**groups.get("", {}), ATTRIBUTE: about}
+        documents, chunks = metadata_of(self.plan, lengths, groups, self.source.shared)
+        small += [store.put_checked(name, data) for name, data in chunks.items()]
         stored = {**run.stored, **{each.name: each for each in small}}
         self._verify(stored, lengths, run.n_samples)
         skipped = {self.files.shown(number): run.skipped[number] for number in sorted(run.skipped)}
         if skipped:
             store.put(SKIPPED, json.dumps(skipped, indent=2, ensure_ascii=False).encode())
-        about = {"format": FORMAT, "source": self.files.url, "kind": self.kind, "samples": run.n_samples}
-        attributes = {ATTRIBUTE: about | ({"skipped": len(skipped)} if skipped else {})}
-        documents = metadata_of(self.plan, lengths, attributes)
         store.finish(documents)
         store.remove(BESIDE)
         n_stated = sum(each.checksum is not None for each in stored.values())

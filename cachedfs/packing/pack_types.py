@@ -23,6 +23,7 @@ __all__ = [
     "PieceCounts",
     "SampleBatch",
     "SourcePiece",
+    "empty_batch",
 ]
 
 Array = npt.NDArray[Any]
@@ -42,6 +43,8 @@ class Field:
     # Meaning of the elements: "bytes", "utf-8" or "json" (all uint8), "" for numbers, else time units (CF conventions).
     means: str = ""
     shapes: str = ""  # name of the field with the shape of each sample, if a ragged field has several axes
+    dimensions: tuple[str, ...] = ()  # name of each axis, the first included; "" for one without a name
+    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # JSON values
     is_small: bool = False  # tiny beside the others: its values are stored in `PieceCounts`
 
     @cached_property
@@ -93,6 +96,13 @@ class SampleBatch:
         small = {field.name: self.values[field.name] for field in fields if field.is_small}
         sizes = {field.name: self.sizes[field.name] for field in fields if field.is_ragged}
         return PieceCounts(self.n, small, sizes, stop=self.stop, skipped=self.skipped)
+
+
+def empty_batch(fields: Sequence[Field], skipped: Mapping[int, str] | None = None) -> SampleBatch:
+    """Return a batch without samples."""
+    values = {field.name: np.empty((0, *field.shape), field.dtype) for field in fields}
+    sizes = {field.name: np.empty(0, np.int64) for field in fields if field.is_ragged}
+    return SampleBatch(0, values, sizes, skipped=skipped or {})
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cachedfs.packing.pack_types import Array, Field, FieldSpan, PieceCounts, SourcePiece
+from cachedfs.packing.pack_types import Array, Field, FieldSpan, PieceCounts, SourcePiece, empty_batch
 from cachedfs.packing.shard_encoder import ArrayEncoding, ShardBytes, object_name, wrong_with
 from cachedfs.packing.sources.sample_source import BadFile, SampleSource
 from cachedfs.packing.store import StoredObject, ZarrTarget
@@ -71,9 +71,7 @@ class PackTask:
             if piece.start:  # earlier samples of this file may be in the store
                 raise
             fields = self.source.fields
-            small = {each.name: np.empty((0, *each.shape), each.dtype) for each in fields if each.is_small}
-            sizes = {each.name: np.empty(0, np.int64) for each in fields if each.is_ragged}
-            return PieceCounts(0, small, sizes, skipped={piece.file: error.reason})
+            return empty_batch(fields, {piece.file: error.reason}).counts(fields)
 
     def write(self, field: Field, place: tuple[int, ...], spans: Sequence[FieldSpan]) -> StoredObject:
         """Write a shard of a field with one request.

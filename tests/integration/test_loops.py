@@ -98,7 +98,7 @@ def test_a_loop_closed_during_a_read_does_not_affect_others(origin):
 
 def test_a_cancelled_read_leaves_nothing_running(cloud, monkeypatch):
     monkeypatch.setattr(
-        "cachedfs.origins.gcs.origin.RetryPolicy", functools.partial(RetryPolicy, stall_s=3600.0)
+        "cachedfs.origins.fsspec_origin.RetryPolicy", functools.partial(RetryPolicy, stall_s=3600.0)
     )
     fs, there = (fsspec.filesystem("cgs", asynchronous=each) for each in (False, True))
     stall(cloud, "slow")

@@ -15,13 +15,6 @@ from cachedfs.common.types import Change, ObjectInfo
 from cachedfs.origins.origin_errors import object_of, size_of, well_formed
 from cachedfs.origins.retry import RetryableError, foreign
 
-__all__ = [
-    "ANY_DRIVE", "CHANGE_FIELDS", "EVERYWHERE", "FOLDER", "GOOGLE", "ITEM_FIELDS", "LIST_FIELDS", "PAGE_READ_AT", "ROOT",
-    "SHARED", "SHARED_WITH_ME", "SHORTCUT", "change_of", "child_query", "children_query", "folder_info", "is_folder",
-    "is_native", "is_trashed", "item_info", "key_headers", "kind_of", "looks_like", "may_list", "rank", "resource_of",
-    "shortcut_target", "shown", "takes_id", "title_of", "url_of",
-]  # fmt: skip
-
 FOLDER = "application/vnd.google-apps.folder"
 SHORTCUT = "application/vnd.google-apps.shortcut"
 ROOT = "root"  # the service's own name for the top of My Drive

@@ -24,11 +24,9 @@ from cachedfs.errors import (
     RequestRejected,
 )
 from cachedfs.origins.base import range_header
-from cachedfs.origins.drive import api, failures, public, public_folder
-from cachedfs.origins.drive.limits import DriveLimits
-from cachedfs.origins.drive.options import DriveOptions, refers_to_objects
-from cachedfs.origins.drive.public_folder import NoFolderPage
-from cachedfs.origins.drive.quota import QuotaMeter
+from cachedfs.origins.drive import api, failures, public
+from cachedfs.origins.drive.options import DriveOptions, account_key, refers_to_objects
+from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.proxy import proxy_of, trusted
@@ -41,8 +39,6 @@ if TYPE_CHECKING:
     from cachedfs.common.types import ObjectInfo
     from cachedfs.origins.drive.auth import DriveAuth
     from cachedfs.origins.http import HTTPClient
-
-__all__ = ["GOOD", "DriveAccount", "key_of"]
 
 T = TypeVar("T")
 BeforePage = Callable[[], Awaitable[object]]
@@ -85,7 +81,7 @@ class DriveAccount:
         self.media_slots = RequestSlots(concurrency)
         self.metadata_slots = RequestSlots(min(concurrency, _MOST_LOOKUPS))
         self.is_public = False  # whether to read public files at their public address
-        self.public_folders = public_folder.FolderPages(self._folder_page)
+        self.public_folders = public.FolderPages(self._folder_page)
         self.without_revisions: set[str] = set()  # ids of files whose revisions Google does not give
         self._on_request = on_request
         self._key = identity.rpartition("|")[2] if "|" in identity else ""  # names the account in cache keys
@@ -139,8 +135,6 @@ class DriveAccount:
 
     def _is_same(self) -> bool:
         """Return whether the options still sign in as the account in the cache keys; blocks on files."""
-        from cachedfs.origins.drive.account_key import account_key
-
         is_live = refers_to_objects(self.options.sign_in)  # which stay what they are
         return not self._key or is_live or self._key == account_key(self.options, may_ask=False)
 
@@ -311,7 +305,7 @@ class DriveAccount:
             return await self.public_folders.folder(id, key, path)
         except CachedFSError as error:
             # Only a second 404 means that there is nothing.
-            is_hidden = isinstance(not_a_file, ObjectNotFound) and not isinstance(error, NoFolderPage)
+            is_hidden = isinstance(not_a_file, ObjectNotFound) and not isinstance(error, public.NoFolderPage)
             has_failed = isinstance(not_a_file, NotDownloadable) and not isinstance(error, AccessDenied)
             if is_hidden or has_failed:
                 raise
@@ -330,7 +324,7 @@ class DriveAccount:
         return {**found, "name": item["name"]}
 
     async def _folder_page(self, id: str, key: str | None, path: str, is_known: bool) -> tuple[int, bytes]:
-        url, params = public_folder.page_url(self.base), {"id": id, **({"resourcekey": key} if key else {})}
+        url, params = public.page_url(self.base), {"id": id, **({"resourcekey": key} if key else {})}
         request = self.request(
             url, path, "reading its public page", params=params, kind="download", good=public.GOOD
         )
@@ -359,9 +353,16 @@ class DriveAccount:
         return await self.answered(request, item_of)
 
     async def items(
-        self, query: str, folder: ObjectInfo, path: str, doing: str, *, before_page: BeforePage | None = None
+        self,
+        query: str,
+        folder: ObjectInfo,
+        path: str,
+        doing: str,
+        *,
+        page: int = 1000,
+        before_page: BeforePage | None = None,
     ) -> list[dict[str, Any]]:
-        """Return all items that a query finds in one folder, with one request per thousand.
+        """Return all items that a query finds in one folder, with one request per `page` items (1000 at most).
 
         `before_page` is awaited before each page but the first.
 
@@ -376,7 +377,7 @@ class DriveAccount:
                 f"{api.url_of(path)}: you may see the folder {api.url_of(folder.path)}, not open it ({doing}): its access is "
                 f"limited. Ask its owner to share this folder itself with the account that signs in ({name})"
             )
-        params = {"q": query, "pageSize": "1000", "fields": api.LIST_FIELDS, **api.EVERYWHERE}
+        params = {"q": query, "pageSize": str(page), "fields": api.LIST_FIELDS, **api.EVERYWHERE}
         request = self.request(self.address("files"), path, doing, params=params, headers=key_of(folder))
         drive_id = folder.details.get("driveId") if folder.path.startswith(api.SHARED) else None
         if drive_id is not None and drive_id not in self._out_of_sight:
@@ -556,7 +557,7 @@ class DriveAccount:
             path,
             "",
             want=want,
-            params=public.params_of(id, key),
+            params={"id": id, "export": "download", "confirm": "t", **({"resourcekey": key} if key else {})},
             headers={"Accept-Encoding": "identity", "Range": range_header(want) or ""},
             as_stored=True,
             is_pinned=is_pinned,

@@ -92,7 +92,7 @@ class DriveOrigin:
     @property
     def requests_per_s(self) -> float | None:
         """Downloads per second that the limits of the account allow now."""
-        return self.account.limits.requests.per_s
+        return self.account.limits.requests.per_s()
 
     def spare_s(self) -> float:
         """Return in how many seconds to check again whether a speculative request would delay no caller; 0: now."""

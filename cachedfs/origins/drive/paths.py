@@ -27,8 +27,8 @@ from cachedfs.errors import (
 )
 from cachedfs.origins.base import before_next_page
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.client import BeforePage, DriveAccount
-from cachedfs.origins.drive.public_folder import not_listed
+from cachedfs.origins.drive.client import DriveAccount
+from cachedfs.origins.drive.public import not_listed
 
 __all__ = [
     "MY_DRIVE",
@@ -180,7 +180,9 @@ class PathResolver:
         if (query := api.path_query(str(here.id), names)) is None:
             return []
         try:
-            items = await self._found(query, here, path, "looking it up", _no_further_page)
+            items = await self._found(
+                query, here, path, "looking it up", page=100, before_page=_no_further_page
+            )
         except TimeoutError:  # names that are everywhere
             return []
         found = list[ObjectInfo]()
@@ -273,7 +275,7 @@ class PathResolver:
         return None
 
     async def _found(
-        self, query: str, folder: ObjectInfo, path: str, doing: str, before_page: BeforePage | None = None
+        self, query: str, folder: ObjectInfo, path: str, doing: str, **pages: Any
     ) -> list[dict[str, Any]]:
         """Return the items that a query finds in a folder; raise ObjectNotFound only if the folder itself is gone.
 
@@ -281,7 +283,7 @@ class PathResolver:
         listings, or created twice.
         """
         try:
-            return await self._account.items(query, folder, path, doing, before_page=before_page)
+            return await self._account.items(query, folder, path, doing, **pages)
         except ObjectNotFound as error:
             key = folder.details.get("resourceKey")
             item = await self._account.item(str(folder.id), path, key=key)
@@ -392,7 +394,9 @@ class PathResolver:
             items = await self._account.public_folders.items(folder)
         else:
             query = api.children_query(str(folder.id))
-            items = await self._found(query, folder, folder.path, "listing it", before_next_page.get())
+            items = await self._found(
+                query, folder, folder.path, "listing it", before_page=before_next_page.get()
+            )
             self.partly_listed.discard(folder.path)
         by_name: dict[str, list[dict[str, Any]]] = {}
         for item in {item["id"]: item for item in items}.values():

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from cachedfs.origins.drive.client import DriveAccount
     from cachedfs.origins.drive.paths import PathResolver
 
-__all__ = ["WHOLE", "DriveMediaRead", "Proof", "must_have_bytes", "proof_of"]
-
 Proof = Literal["checksum", "revision", "second look"]
 
 

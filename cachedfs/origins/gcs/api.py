@@ -28,26 +28,6 @@ from cachedfs.origins.retry import RetryableError, foreign
 if TYPE_CHECKING:
     from cachedfs.origins.http import HTTPResponse
 
-__all__ = [
-    "FIELDS",
-    "LIST_FIELDS",
-    "PAGE",
-    "UNUSUAL",
-    "ReadHeaders",
-    "bucket_info",
-    "children",
-    "failure",
-    "folder_info",
-    "head_of",
-    "is_absence",
-    "is_resource",
-    "next_token",
-    "object_info",
-    "object_path",
-    "plain_path",
-    "resource_of",
-]
-
 # The fields that `info` shows, the same from a lookup and from a listing.
 FIELDS = (
     "kind,bucket,name,size,generation,metageneration,etag,md5Hash,crc32c,contentType,contentEncoding,"

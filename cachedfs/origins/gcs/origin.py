@@ -16,32 +16,27 @@ from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ANY_VERSION, AnyVersion, ObjectInfo, Range, Suffix
 from cachedfs.errors import AccessDenied, IsAFolder, NoSuchBucket, ObjectNotFound
 from cachedfs.origins.base import Reply
-from cachedfs.origins.fsspec_origin import ClientOrigin, jsonable
+from cachedfs.origins.fsspec_origin import FsspecOrigin, jsonable
 from cachedfs.origins.gcs import api
-from cachedfs.origins.gcs.auth import GCSAuth, make_gcsfs
+from cachedfs.origins.gcs.auth import make_gcsfs, tokens_of
 from cachedfs.origins.gcs.connection import GCSConnection
 from cachedfs.origins.gcs.read import GCSMediaRead
 from cachedfs.origins.gcs.upload import ObjectUpload
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.request_slots import RequestSlots
-from cachedfs.origins.retry import RetryPolicy
 from cachedfs.origins.tokens import finding_credentials
 from cachedfs.origins.upload import UploadContent
 
-__all__ = ["GCSOrigin"]
 
-
-class GCSOrigin(ClientOrigin):
+class GCSOrigin(FsspecOrigin):
     """Objects of Google Cloud Storage; the fingerprint is the generation."""
 
     _making = "looking for credentials"
     _connection: AsyncOnce[GCSConnection]
 
-    def __init__(
-        self, options: Mapping[str, Any], *, policy: RetryPolicy | None = None, **given: Any
-    ) -> None:
-        super().__init__("gs", options, policy=policy or RetryPolicy(), **given)
+    def __init__(self, options: Mapping[str, Any], **given: Any) -> None:
+        super().__init__("gs", options, **given)
         self._upload_slots = RequestSlots(self._slots.most)  # long uploads must not delay reads
 
     def url(self, path: str) -> str:
@@ -59,7 +54,7 @@ class GCSOrigin(ClientOrigin):
         inner = await self._inner.get()
         session = await _new_session(inner)
         can_wait = 0 < getattr(session.connector, "limit", 0) < 2 * self._slots.max_requests
-        auth = GCSAuth(inner.credentials, self._policy)
+        auth = tokens_of(inner.credentials, self._policy)
 
         own_timeout = inner.requests_timeout
         if own_timeout is None and "timeout" in inner.session_kwargs:

@@ -30,8 +30,6 @@ from cachedfs.origins.upload import (
     version_conflict,
 )
 
-__all__ = ["ObjectUpload"]
-
 logger = logging.getLogger("cachedfs.origins")
 
 _UNMET = 412
