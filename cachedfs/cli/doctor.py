@@ -254,21 +254,14 @@ def origin_checks(text: str, common: CommonOptions) -> Iterator[Check]:
         origin.invalidate_cache()  # clear the listings cached by the inner filesystem
         (origin.info if address or info["type"] == "file" else origin.ls)(address or path)
 
-    yield Check(
-        "metadata", "ok", f"{milliseconds(median_of_3(ask))} a request (median of 3, without the cache)"
-    )
-    if is_drive and has_nested_chunks(fs, path, found):
+    took = milliseconds(median_of_3(ask))
+    yield Check("metadata", "ok", f"{took} a request (median of 3, without the cache)")
+    is_array = {each["name"] for each in found} >= {f"{path}/zarr.json", f"{path}/c"}
+    if is_drive and is_array and any(each["type"] == "directory" for each in fs.ls(f"{path}/c", detail=True)):
         what = "each chunk of this Zarr array is in folders of its own: two more requests for each"
         yield Check("chunks", "warn", what, f"Write it with shards=..., or with {FLAT_KEYS}")
     if any(each["type"] == "file" and each["size"] for each in found):
         yield from speed_checks(location, found, is_immutable=math.isinf(common.config().max_age))
-
-
-def has_nested_chunks(fs: Any, path: str, found: list[dict[str, Any]]) -> bool:
-    names = {each["name"] for each in found}
-    if not names >= {f"{path}/zarr.json", f"{path}/c"}:
-        return False
-    return any(each["type"] == "directory" for each in fs.ls(f"{path}/c", detail=True))
 
 
 def drive_address(info: dict[str, Any]) -> str | None:
@@ -281,9 +274,8 @@ def drive_address(info: dict[str, Any]) -> str | None:
 def rights_check(can: dict[str, Any]) -> Check:
     may = [word for name, word in RIGHTS.items() if can.get(name)]
     to_do = "" if "read" in may or "list" in may else "Ask its owner for the right to download"
-    return Check(
-        "rights", "warn" if to_do else "ok", f"this account may {', '.join(may) or 'do nothing'}", to_do
-    )
+    found = f"this account may {', '.join(may) or 'do nothing'}"
+    return Check("rights", "warn" if to_do else "ok", found, to_do)
 
 
 def account_checks(origin: Any) -> Iterator[Check]:
@@ -291,9 +283,8 @@ def account_checks(origin: Any) -> Iterator[Check]:
     who = origin.identity()
     if who == NOBODY:
         to_do = "Run `cachedfs login drive`, or give an API key, which lists public folders completely"
-        yield Check(
-            "identity", "warn", "nobody is signed in: only public files and folders can be read", to_do
-        )
+        what = "nobody is signed in: only public files and folders can be read"
+        yield Check("identity", "warn", what, to_do)
         return
     yield Check("identity", "ok", who)
     try:
@@ -326,20 +317,19 @@ def speed_checks(location: Location, found: list[dict[str, Any]], *, is_immutabl
     `found` has the entries of the folder, or the object alone.
     """
     fs, info = location.fs, max(found, key=lambda each: int(each["size"] or 0))
-    n = fs.config.first_concurrency
-    its = speed.measure(fs.origin_fs, str(info["name"]), int(info["size"]), min(n, speed.AT_ONCE))
+    n = min(fs.config.first_concurrency, speed.AT_ONCE)
+    its = speed.measure(fs.origin_fs, str(info["name"]), int(info["size"]), n)
     yield Check("first byte", "ok", f"{milliseconds(its.first_s)} (median of 3)")
     one = f"{decimal(its.size)} in {milliseconds(its.whole_s)}: {rate(its.size, its.whole_s)}"
     yield Check("one request", "ok", one)
-    if its.all_per_s:
-        what = f"{its.n_tried} requests, {decimal(its.n_tried * its.part)} in {milliseconds(its.took_s)}"
-        yield Check("at once", "ok", f"{what}: {rate(its.all_per_s, 1)}")
-    data = speed.data_of(location, found)
-    run = speed.forecast(its, n, data, is_drive=fs.target_protocol == "drive", is_immutable=is_immutable)
+    if its.per_s:
+        what = f"{its.n} requests, {decimal(its.at_once)} in {milliseconds(its.took_s)}"
+        yield Check("at once", "ok", f"{what}: {rate(its.per_s, 1)}")
+    run = speed.forecast(its, location, found, is_immutable=is_immutable)
     analysis = analyse(run)
-    unknown = "not known: more requests at a time are faster" if data else "not known: there are subfolders"
-    yield Check("settings", "ok", speed.facts(run, its.one_per_s))
-    yield Check("limit", "ok", analysis.verdict if run.times else unknown)
+    why = "there are subfolders" if run.size is None else "more requests at a time are faster"
+    yield Check("settings", "ok", speed.facts(run, its.size / its.whole_s))
+    yield Check("limit", "ok", analysis.verdict if run.times else f"not known: {why}")
     yield Check("to set", "ok", "; ".join(analysis.advice) or "nothing to change")
 
 

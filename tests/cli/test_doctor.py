@@ -195,9 +195,9 @@ def test_doctor_says_how_fast_reads_can_be():
 
 @pytest.mark.parametrize(("all_per_s", "n"), [(150e6, 3), (50e6, 1), (320e6, 7), (390e6, None)])
 def test_what_fills_the_link_is_known_only_if_more_requests_are_no_faster(all_per_s, n):
-    speeds = Speeds(0.05, size=50, whole_s=1e-6, n_tried=8, part=int(all_per_s / 8), took_s=1.0)
+    speeds = Speeds(0.05, size=50, whole_s=1e-6, n=8, at_once=int(all_per_s), took_s=1.0)
     assert speeds.n_to_fill == n
-    assert speeds._replace(part=0, took_s=0.0).n_to_fill is None, "too small to tell"
+    assert speeds._replace(at_once=0, took_s=0.0).n_to_fill is None, "too small to tell"
 
 
 def test_a_full_cache_that_gives_up_what_comes_is_named():
