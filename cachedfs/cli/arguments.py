@@ -108,12 +108,6 @@ class CommonOptions(typer.Context):
             raise typer.BadParameter(str(error), param_hint="-o") from None
         return of_cachedfs, of_origin
 
-    def arguments(self) -> list[str]:
-        """Return these options as arguments of a command line."""
-        cache_dir = [] if self.cache_dir is None else [f"--cache-dir={self.cache_dir}"]
-        debug = ["--debug"] if self.debug else []
-        return [*debug, *(f"--option={text}" for text in self.options), *cache_dir]
-
     def config(self) -> Config:
         """Return the options of cachedfs for all URLs, including those of the fsspec configuration."""
         from fsspec.config import conf
@@ -122,19 +116,20 @@ class CommonOptions(typer.Context):
         configured = {k: v for k, v in conf.get("cachedfs", {}).items() if k not in FSSPEC_KEYWORDS}
         return Config.resolve(configured | self.split()[0])
 
-    def print_result(
-        self, value: Any, text: str, errors: Sequence[tuple[str, Exception]] | None = None
-    ) -> None:
-        """Print a result as JSON on stdout, or as text on stderr; first the errors of single URLs, if it can have them.
-
-        The command fails if there are any.
-        """
-        failed = [{"url": url, "type": type(e).__name__, "message": str(e)} for url, e in errors or ()]
+    def show(self, value: Any, *lines: str, err: bool = True) -> None:
+        """Print a result: as JSON on stdout, or as lines on stderr, or on stdout unless `err`."""
         if self.as_json:
-            print_json(value if errors is None else {**value, "failed": failed})
+            print_json(value)
         else:
-            for line in (*(f"cachedfs: {each['message']}" for each in failed), text):
-                say(line, err=True)
+            for line in lines:
+                say(line, err=err)
+
+    def show_with_errors(
+        self, value: dict[str, Any], text: str, errors: Sequence[tuple[str, Exception]]
+    ) -> None:
+        """Print a result and the errors of single URLs, with which the command fails."""
+        failed = [{"url": url, "type": type(e).__name__, "message": str(e)} for url, e in errors]
+        self.show(value | {"failed": failed}, *(f"cachedfs: {each['message']}" for each in failed), text)
         self.has_failed |= bool(failed)
 
 

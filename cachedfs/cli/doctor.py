@@ -30,7 +30,7 @@ from cachedfs.cli.output import (
     table_of,
 )
 from cachedfs.cli.speed import median_of_3, timed
-from cachedfs.cli.stats import cache_of, contents, text_of, text_of_use
+from cachedfs.cli.stats import cache_of, contents, is_too_small, text_of, texts_of
 from cachedfs.cli.url_arguments import url_argument
 from cachedfs.cli.urls import Location, locate
 from cachedfs.common.text import counted
@@ -45,6 +45,9 @@ WRITTEN = 8 << 20  # bytes written to the cache directory
 SLOW = 30e6  # bytes per second: slower disks are slower than most links
 COLORS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 EXTRAS = {"gcsfs": "gcs", "pydrive2": "drive", "zarr": "zarr", "torch": "torch"}
+TOO_SMALL = (
+    "It is full, and evicts blocks nearly as fast as they arrive: raise cache_size, or lower keep_free"
+)
 FLAT_KEYS = 'chunk_key_encoding={"name": "default", "separator": "."}'
 NOBODY = "nobody"  # the identity where no sign-in was found
 SCOPES = {  # what each scope of Drive permits, broadest first
@@ -189,8 +192,14 @@ def index_checks(cache: BlockStore, config: Config) -> Iterator[Check]:
     else:
         size, keep, free = (text_of(name, found[name]) for name in ("may_hold", "keep_free", "disk_free"))
         yield Check("room", "ok", f"for {size} in all; {keep} of the {free} now free on the disk stay free")
-    use, to_do = text_of_use(cache.counts.total(), found["bytes"], found["may_hold"])
-    yield Check("use", "warn" if to_do else "ok", use, to_do)
+    counts = cache.counts.total()
+    texts = [
+        f"{name} {text}" for name, text in texts_of(counts).items() if name in ("hits", "saved", "evicted")
+    ]
+    state, to_do = (
+        ("warn", TOO_SMALL) if is_too_small(counts, found["bytes"], found["may_hold"]) else ("ok", "")
+    )
+    yield Check("use", state, "; ".join(texts) or "no block was read yet", to_do)
 
 
 def mount_checks() -> Iterator[Check]:

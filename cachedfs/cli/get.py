@@ -72,7 +72,7 @@ def get(
         common.url, only = errors[0]
         raise only
     failed = f"; {counted(len(errors), 'file')} not copied" if errors else ""
-    common.print_result(dataclasses.asdict(done), f"{done}{failed}", errors)
+    common.show_with_errors(dataclasses.asdict(done), f"{done}{failed}", errors)
 
 
 def is_another_link(target: str, urls: list[str]) -> bool:

@@ -173,11 +173,15 @@ def progress(text: str = "", *, is_quiet: bool, total: int | None = None) -> Ite
 # Errors
 
 
-def message_of(error: Exception) -> str:
-    """Return the error message in one line; for an unexpected error type, also how to report it."""
+def message_of(error: Exception, url: str | None = None) -> str:
+    """Return the error message in one line; for an unexpected error type, also how to report it.
+
+    `url` is what was read or written; the system names no file where the disk is full.
+    """
     text = " ".join(str(error).splitlines())
     if isinstance(error, OSError) and not isinstance(error, CachedFSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        name = error.filename or url
+        return f"{name}: {error.strerror}" if name else error.strerror
     if isinstance(error, (OSError, ValueError, ImportError)):
         return text or type(error).__name__
     return f"unexpected {type(error).__name__}: {text} (run with --debug for the traceback; please report)"
@@ -185,7 +189,7 @@ def message_of(error: Exception) -> str:
 
 def print_error(error: Exception, url: str | None, *, as_json: bool) -> None:
     """Print an error on stderr, in one line or as JSON with the URL that was being processed."""
-    text = message_of(error)
+    text = message_of(error, url)
     if as_json:
         named = {} if url is None else {"url": url}
         print_json({"error": {"type": type(error).__name__, "message": text, **named}}, indent=None, err=True)

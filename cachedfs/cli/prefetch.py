@@ -63,7 +63,7 @@ def prefetch(common: CommonOptions, urls: Urls) -> None:
                 done.errors += 1
                 errors.append((first.text, full(locations, handle.progress)))
                 break
-    common.print_result(dataclasses.asdict(done), str(done), errors)
+    common.show_with_errors(dataclasses.asdict(done), str(done), errors)
 
 
 @dataclasses.dataclass

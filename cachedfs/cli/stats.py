@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 FOLDERS = 8  # folders shown; the others are summed up in one line
 FULL = 0.9  # share of the allowance from which on the cache counts as full
-TOO_SMALL = (
-    "It is full, and evicts blocks nearly as fast as they arrive: raise cache_size, or lower keep_free"
-)
 LEAST_S = 0.1  # seconds: shortest interval of `--watch`
 
 
@@ -142,39 +139,24 @@ def texts_of(counts: Counted) -> dict[str, str]:
     """Return the counters of all processes as text, by topic."""
     if not counts.since:
         return {"since": "nothing was counted yet"}
-    ratio = counts.hit_ratio
     n_blocks = f"{counts.hits:,} of {counted(counts.hits + counts.misses, 'block')}"
+    saved = [decimal(counts.bytes_saved)] if counts.bytes_saved else []
+    saved += [f"about {counted(counts.requests_saved, 'request')}"] if counts.requests_saved else []
     return {
         "since": minute_of(time_of(counts.since)),
-        "hits": "no block was read" if ratio is None else f"{n_blocks}, {per_cent(ratio)}",
+        "hits": "no block was read"
+        if counts.hit_ratio is None
+        else f"{n_blocks}, {per_cent(counts.hit_ratio)}",
         "fetched": f"{decimal(counts.bytes_fetched)} in {counted(counts.requests, 'request')}",
-        "saved": text_of_savings(counts),
+        "saved": ", ".join(saved) or "nothing yet",
         "evicted": counted(counts.evictions, "block"),
     }
 
 
-def text_of_savings(counts: Counted) -> str:
-    """Return the bytes and requests that the cache saved so far, as text."""
-    requests = f"about {counted(counts.requests_saved, 'request')}" if counts.requests_saved else ""
-    size = decimal(counts.bytes_saved) if counts.bytes_saved else ""
-    return ", ".join(filter(None, [size, requests])) or "nothing yet"
-
-
-def text_of_use(counts: Counted, held: int, may_hold: int | None) -> tuple[str, str]:
-    """Return how well all processes use the cache, and what to change (empty if nothing), both as text.
-
-    `held` is the cached size and `may_hold` the allowance, in bytes.
-    """
-    ratio = counts.hit_ratio
-    if ratio is None:
-        return "no block was read yet", ""
-    text = (
-        f"{per_cent(ratio)} of {counted(counts.hits + counts.misses, 'block')} were hits; "
-        f"saved {text_of_savings(counts)}; {counted(counts.evictions, 'block')} evicted"
-    )
+def is_too_small(counts: Counted, held: int, may_hold: int | None) -> bool:
+    """Return whether a cache that holds `held` bytes is full, and evicts blocks nearly as fast as they arrive."""
     is_full = may_hold is not None and held >= FULL * may_hold
-    is_too_small = is_full and counts.evictions > counts.misses / 2
-    return text, TOO_SMALL if is_too_small else ""
+    return is_full and counts.evictions > counts.misses / 2
 
 
 def time_of(at_s: float | None) -> datetime.datetime | None:

@@ -57,7 +57,7 @@ def export(
     what = f"{counted(done.objects, 'object')}, {counted(done.blocks, 'block')}, {decimal(done.bytes)}"
     sent = moved(done.sent, "sent", seconds) if done.sent else "all of it was there already"
     text = f"{what} in {counted(done.bundles, 'bundle')}; {sent}"
-    common.print_result({**done._asdict(), "seconds": round(seconds, 3)}, text)
+    common.show({**done._asdict(), "seconds": round(seconds, 3)}, text)
 
 
 @command(
@@ -88,5 +88,5 @@ def import_(
     text = f"{counted(done.blocks, 'block')}, {fetched}; {done.here:,} were here already"
     if done.left:
         text += f"; {done.left:,} have no room: raise cache_size, lower keep_free, unpin or evict something"
-    common.print_result({**done._asdict(), "seconds": round(seconds, 3)}, text)
+    common.show({**done._asdict(), "seconds": round(seconds, 3)}, text)
     common.has_failed = not done.ok

@@ -37,7 +37,6 @@ __all__ = [
     "ReaderProcess",
     "TimedPass",
     "main",
-    "on_a_mount",
     "profiles",
     "run",
 ]
@@ -52,10 +51,6 @@ TEXTS, IMAGES = "demo/stdlib", "demo/digits.zarr"
 WIDTH = 80
 MAX_AGE_S = 3600  # the first pass may take longer than the default of 60 s
 PROCESSES = multiprocessing.get_context("spawn")  # readers begin without what this process imported
-# Model of Google Drive mounted in Colab, from measurements that users published.
-MOUNT_LIST_S, MOUNT_BIG = 20.0, 600  # seconds for the first listing of a folder of at least 600 files
-MOUNT_FILE_S = 0.18  # seconds before the first byte of a file
-MOUNT_COLD, MOUNT_WARM = 60e6, 125e6  # bytes/s: from Drive, and from the mount's own cache
 
 
 class Client(NamedTuple):
@@ -77,7 +72,6 @@ GCSFS_AT_ONCE, GCSFS = (
 CLOUDS = {"drive": "Google Drive", "gs": "Google Cloud Storage"}
 LEGEND = f"""\
 ~: measured on 1 file in {PYDRIVE2.part} (PyDrive2) or 1 image in {GCSFS.part} (gcsfs), and scaled up.
-Colab's mount is a model after published measurements, not measured here.
 Requests and MB: counted by the simulated cloud. Hits: blocks from the cache.
 Times faster: than the measured reader without cachedfs in the same block.
 Starting Python and importing libraries is not counted."""
@@ -175,27 +169,25 @@ class Line(NamedTuple):
     """One line of the table: one pass of one client over a dataset."""
 
     who: str
-    seconds: float
-    reading: TimedPass | None = None  # None: computed, not measured
-    expected: str = ""  # SHA-256 of the local data
+    reading: TimedPass
+    expected: str  # SHA-256 of the local data
     part: int = 1  # it read 1/part of the items
 
     @property
     def is_right(self) -> bool:
-        return self.reading is None or self.reading.digest == self.expected
+        return self.reading.digest == self.expected
 
 
 class Block(NamedTuple):
-    """One dataset in one cloud: a pass without cachedfs, those that are modeled, and three passes with it."""
+    """One dataset in one cloud: a pass without cachedfs, and three passes with it."""
 
     what: str
     plain: Line
-    modelled: tuple[Line, ...]
     cached: tuple[Line, ...]
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        return (self.plain, *self.modelled, *self.cached)
+        return (self.plain, *self.cached)
 
 
 def profiles() -> dict[str, Profile]:
@@ -278,7 +270,7 @@ def compare(cloud: Cloud, folder: Path, job: str, data: Data, client: Client) ->
         for reader in (first, new, uncached):  # they import at the same time, before the first measurement
             reader.ready()
         cached = [
-            Line(f"cachedfs, {when}", found.seconds, found, data.digest())
+            Line(f"cachedfs, {when}", found, data.digest())
             for when, reader, seed in (
                 ("first pass", first, 1),
                 ("second pass", first, 2),
@@ -288,16 +280,8 @@ def compare(cloud: Cloud, folder: Path, job: str, data: Data, client: Client) ->
         ]
         scale = len(data.items) / len(drawn(len(data.items), 1, part))
         found = uncached.read(url, scale=scale, seed=1, **({"part": part} if part > 1 else {}))
-    plain = Line(client.name, found.seconds, found, data.digest(1, part), part)
-    return Block(data.what, plain, on_a_mount(data) if cloud.protocol == "drive" else (), tuple(cached))
-
-
-def on_a_mount(data: Data) -> tuple[Line, Line]:
-    """Return the modeled times of Drive mounted in Colab: the first pass, and a pass from its cache."""
-    listing_s = MOUNT_LIST_S if data.n_files >= MOUNT_BIG else 0.0
-    cold_s = listing_s + data.n_files * MOUNT_FILE_S + data.size / MOUNT_COLD
-    again = Line("Colab's mount (model), again", data.size / MOUNT_WARM)
-    return Line("Colab's mount (model), first pass", cold_s), again
+    plain = Line(client.name, found, data.digest(1, part), part)
+    return Block(data.what, plain, tuple(cached))
 
 
 def table_of(cloud: str, blocks: list[Block]) -> Table:
@@ -320,13 +304,12 @@ def table_of(cloud: str, blocks: list[Block]) -> Table:
 
 
 def cells(block: Block, line: Line) -> list[str]:
-    """Return the cells of a line, as far as its numbers are known."""
-    reading, times = line.reading, block.plain.seconds / line.seconds
-    if reading is None:
-        return [f"{line.seconds:,.{1 if line.seconds >= 10 else 2}f}"]
+    """Return the cells of a line."""
+    reading = line.reading
     if line.part > 1:
-        return [f"~{line.seconds:,.0f}", f"~{reading.requests:,}"]
-    shown = [f"{line.seconds:,.2f}", f"{reading.requests:,}", f"{reading.sent / 1e6:.0f}"]
+        return [f"~{reading.seconds:,.0f}", f"~{reading.requests:,}"]
+    shown = [f"{reading.seconds:,.2f}", f"{reading.requests:,}", f"{reading.sent / 1e6:.0f}"]
+    times = block.plain.reading.seconds / reading.seconds
     return (
         shown
         if line is block.plain
@@ -362,7 +345,7 @@ def show(console: Console) -> int:
         console.print(table_of(cloud, [block for where, block in found if where == protocol]))
         console.print()
     console.print(LEGEND, highlight=False)
-    lines = [(block, line) for _, block in found for line in block.lines if line.reading]
+    lines = [(block, line) for _, block in found for line in block.lines]
     wrong = [f"{' '.join(block.what.split())}: {line.who}" for block, line in lines if not line.is_right]
     if wrong:
         console.print(f"WRONG BYTES: {'; '.join(wrong)}", style="bold red")

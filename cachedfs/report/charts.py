@@ -76,7 +76,7 @@ def _requests(summary: RunSummary) -> Chart:
         # Bars below the axis. A full bar is a bin in which a caller waited all the time.
         TimeSeries("program waits", [-0.12 * most * share for share in bins.waited], "waits", "bar"),
     ]
-    words = f"{summary.n_requests:,} requests, {n_ahead:,} of them read ahead; the program waited {seconds(summary.waited.all_s)}"
+    words = f"{summary.n_requests:,} requests, {n_ahead:,} of them read ahead; the program waited {seconds(sum(summary.waited.values()))}"
     return _over_time(summary, "requests", "Active requests", words, series, (-0.14 * most, most))
 
 
@@ -112,10 +112,10 @@ def _blocks(summary: RunSummary) -> Chart:
 def _times(summary: RunSummary) -> Chart:
     waited, total = summary.waited, summary.elapsed_s or 1.0
     parts = [
-        ("not waiting", max(0.0, summary.elapsed_s - waited.all_s), "idle"),
-        ("waiting for bytes", waited.for_bytes_s, "bytes"),
-        ("waiting for answers", waited.for_answers_s, "waits"),
-        ("waiting otherwise", waited.for_others_s, "others"),
+        ("not waiting", max(0.0, summary.elapsed_s - sum(waited.values())), "idle"),
+        ("waiting for bytes", waited["for_bytes_s"], "bytes"),
+        ("waiting for answers", waited["for_answers_s"], "waits"),
+        ("waiting otherwise", waited["for_others_s"], "others"),
     ]
     rows = [Bar(name, s, f"{seconds(s)}, {per_cent(s / total)}", color) for name, s, color in parts]
     words = ", ".join(f"{name} {seconds(s)}" for name, s, _ in parts)

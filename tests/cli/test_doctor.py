@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from cachedfs.cli.speed import Speeds, facts, read_at_once
-from cachedfs.cli.stats import text_of_use
+from cachedfs.cli.stats import is_too_small
 from cachedfs.common.types import Counted
 from cachedfs.mount.unsent import keep
 from cachedfs.report.analysis import RunFigures
@@ -200,14 +200,11 @@ def test_what_fills_the_link_is_known_only_if_more_requests_are_no_faster(all_pe
     assert speeds._replace(at_once=0, took_s=0.0).n_to_fill is None, "too small to tell"
 
 
-def test_a_full_cache_that_gives_up_what_comes_is_named():
-    counted = Counted(
-        hits=10, misses=100, requests=100, bytes_fetched=1, bytes_served=2, evictions=90, since=1.0
-    )
-    assert "raise cache_size" in text_of_use(counted, 95, 100)[1]
-    assert text_of_use(counted, 10, 100)[1] == "", "evicted by somebody's command"
-    assert text_of_use(counted._replace(evictions=10), 95, 100)[1] == ""
-    assert text_of_use(Counted(), 0, 100) == ("no block was read yet", "")
+def test_a_full_cache_that_evicts_what_comes_is_too_small():
+    counted = Counted(hits=10, misses=100, requests=100, evictions=90, since=1.0)
+    assert is_too_small(counted, 95, 100)
+    assert not is_too_small(counted, 10, 100), "evicted by somebody's command"
+    assert not is_too_small(counted._replace(evictions=10), 95, 100)
 
 
 def test_doctor_measures_the_link_and_says_what_to_set(cloud, tmp_path):

@@ -56,9 +56,9 @@ class Child:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number):
-        self.signals.append(number)
-        if number not in self.ignored:
-            self.code = -number
+        if self.code is None:  # as Popen does it
+            self.signals.append(number)
+            self.code = None if number in self.ignored else -number
 
     def wait(self, timeout=None):
         if self.code is None:

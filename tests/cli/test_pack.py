@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from cachedfs.cli.pack import naming
+from cachedfs.cli.output import message_of
 from cachedfs.sim import Fault
 from tests.cli.helpers import interrupted, json_of, run
 from tests.support import MiB, noise
@@ -75,13 +75,13 @@ def test_pack_of_columns_into_a_local_store(cloud, tmp_path):
 def test_an_option_of_pack_that_cannot_be_is_wrong_usage(option, cloud, tmp_path):
     name, value = option.split()
     err = run("pack", name, value, cloud.url("d", "gs://"), str(tmp_path / "x.zarr"), status=2).stderr
-    assert f"Invalid value for {name}" in err
+    assert name in err
     assert cloud.asked() == []
 
 
-def test_pack_onto_a_full_disk_names_the_target(monkeypatch):
-    with pytest.raises(OSError, match=r"No space left on device: 'x\.zarr'"), naming("x.zarr"):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write says it: of no file
+def test_a_full_disk_is_named_by_what_is_written():
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write says it: of no file
+    assert message_of(full, "x.zarr") == "x.zarr: No space left on device"
 
 
 def test_pack_on_a_cluster_that_is_not_there(cloud, tmp_path, monkeypatch):

@@ -44,12 +44,9 @@ def block_of(first, rest=1.0, *, plain_s=12.0, part=1):
     """Return a block of the table with made-up numbers."""
 
     def line(name, seconds):
-        return comparison.Line(name, seconds, comparison.TimedPass(seconds, 1, 1, 0, "same"), "same", part)
+        return comparison.Line(name, comparison.TimedPass(seconds, 1, 1, 0, "same"), "same", part)
 
-    modelled = (comparison.Line("a model", 3.0),)
-    return comparison.Block(
-        "what", line("plain", plain_s), modelled, (line("cached", first), line("cached", rest))
-    )
+    return comparison.Block("what", line("plain", plain_s), (line("cached", first), line("cached", rest)))
 
 
 def test_all_bytes_are_right(found, blocks):
@@ -98,19 +95,9 @@ def test_the_compared_bytes_are_those_of_the_sample():
     assert data.digest(1, 100) != data.digest(), "one is drawn at least"
 
 
-def test_the_mount_is_computed_from_the_same_files(blocks):
-    assert [len(block.modelled) for block in blocks] == [2, 2, 0, 0]
-    assert all(line.reading is None for block in blocks for line in block.modelled)
-    cold, warm = comparison.on_a_mount(comparison.Data("", "", [], 120_000_000, 1000))
-    assert (cold.seconds, warm.seconds) == (20 + 1000 * 0.18 + 2.0, 0.96)
-    cold, _ = comparison.on_a_mount(comparison.Data("", "", [], 120_000_000, 10))
-    assert cold.seconds == 10 * 0.18 + 2.0, "a small folder is listed at once"
-
-
 def test_times_faster_is_relative_to_the_measured_line():
     block = block_of(4.0)
     assert comparison.cells(block, block.cached[0])[-1] == "3.0"
-    assert comparison.cells(block, block.modelled[0]) == ["3.00"]
     sampled = block_of(4.0, plain_s=2000, part=9)
     assert comparison.cells(sampled, sampled.plain) == ["~2,000", "~1"]
 
