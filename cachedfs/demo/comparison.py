@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from cachedfs.demo.jobs import BATCH, SHARD, begin, digest, digits, drawn, open_url, read_opened
+from cachedfs.demo.jobs import BATCH, begin, digest, digits, drawn, open_url, read_opened
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -157,8 +157,6 @@ class Data(NamedTuple):
     what: str
     path: str  # path in the cloud
     items: Sequence[Any]
-    size: int
-    n_files: int  # number of files in the cloud
 
     def digest(self, seed: int = 0, part: int = 1) -> str:
         """Return the SHA-256 of all items, or of the 1/`part` of them that `drawn` selects."""
@@ -170,12 +168,8 @@ class Line(NamedTuple):
 
     who: str
     reading: TimedPass
-    expected: str  # SHA-256 of the local data
+    is_right: bool  # the bytes are those of the local data
     part: int = 1  # it read 1/part of the items
-
-    @property
-    def is_right(self) -> bool:
-        return self.reading.digest == self.expected
 
 
 class Block(NamedTuple):
@@ -223,7 +217,7 @@ def run(
         GCSServer(profile or own_profiles["gs"], folder=folder / "gs", process=True) as gcs_server,
     ):
         drive, gcs = Cloud(drive_server, "drive", "My Drive/"), Cloud(gcs_server, "gs")
-        report(f"reading {texts.n_files:,} sources of Python's standard library from Drive")
+        report(f"reading {len(texts.items):,} sources of Python's standard library from Drive")
         yield "drive", compare(drive, folder, "texts", texts, PYDRIVE2)
         report(f"storing {len(drive_images):,} and {n_images:,} images as sharded Zarr arrays")
         for cloud, found in ((drive, drive_images), (gcs, all_images)):
@@ -250,13 +244,12 @@ def put_texts(folder: Path, count: int | None) -> Data:
         items.append(name.encode() + data)
         size += len(data)
     what = f"{len(files):,} Python sources, {size / 1e6:.0f} MB,\nby fs.cat, shuffled, {BATCH} a call"
-    return Data(what, TEXTS, items, size, len(files))
+    return Data(what, TEXTS, items)
 
 
 def images(found: Any, how: str) -> Data:
     """Return images as a dataset in the cloud; `how` describes the client."""
-    what = f"{len(found):,} digit images, {found.nbytes / 1e6:.0f} MB,\n{how}"
-    return Data(what, IMAGES, found, found.nbytes, -(-len(found) // SHARD))
+    return Data(f"{len(found):,} digit images, {found.nbytes / 1e6:.0f} MB,\n{how}", IMAGES, found)
 
 
 def compare(cloud: Cloud, folder: Path, job: str, data: Data, client: Client) -> Block:
@@ -269,19 +262,17 @@ def compare(cloud: Cloud, folder: Path, job: str, data: Data, client: Client) ->
     ):
         for reader in (first, new, uncached):  # they import at the same time, before the first measurement
             reader.ready()
-        cached = [
-            Line(f"cachedfs, {when}", found, data.digest())
-            for when, reader, seed in (
-                ("first pass", first, 1),
-                ("second pass", first, 2),
-                ("new process", new, 3),
-            )
-            if (found := reader.read(f"cachedfs::{url}", seed=seed))
-        ]
+        passes = {"first pass": first, "second pass": first, "new process": new}
+        found = [reader.read(f"cachedfs::{url}", seed=seed) for seed, reader in enumerate(passes.values())]
         scale = len(data.items) / len(drawn(len(data.items), 1, part))
-        found = uncached.read(url, scale=scale, seed=1, **({"part": part} if part > 1 else {}))
-    plain = Line(client.name, found, data.digest(1, part), part)
-    return Block(data.what, plain, tuple(cached))
+        plain = uncached.read(url, scale=scale, seed=1, **({"part": part} if part > 1 else {}))
+    cached = (
+        Line(f"cachedfs, {when}", each, each.digest == data.digest())
+        for when, each in zip(passes, found, strict=True)
+    )
+    return Block(
+        data.what, Line(client.name, plain, plain.digest == data.digest(1, part), part), tuple(cached)
+    )
 
 
 def table_of(cloud: str, blocks: list[Block]) -> Table:
