@@ -54,7 +54,7 @@ EXITING = "the process is exiting: the read was canceled"
 COUNTED = Counted._fields[:-1]
 
 
-class Engine(event_log.CounterSource):
+class Engine:
     """One per process and cache directory, shared by all filesystem instances that use it.
 
     Creating one sends no request. Its event loop and thread start with the first miss, so a process that only has
