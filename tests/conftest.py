@@ -20,7 +20,7 @@ import pytest
 from cachedfs.common.clock import clock as metadata_clock
 from cachedfs.core import engines
 from cachedfs.origins import http
-from cachedfs.origins.drive import limits, quota
+from cachedfs.origins.drive import quota
 from cachedfs.origins.drive.quota import RateLimit
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, GCSServer
@@ -29,7 +29,7 @@ from tests.fork_server import ForkServer
 from tests.support import NAMES, OURS, S3, Cloud, Drive, item_threads, tallied, tally, until
 
 FIRST_PORT = 21000  # below those that the system gives to whoever asks for any
-PAUSE_S = limits._PAUSE_S
+PAUSE_S = quota._PAUSE_S
 LADDERS = {name: getattr(quota, name) for name in ("CREATES", "REQUESTS")}
 
 # The time of an example depends on the machine. The suite runs the same examples each time, `make stress` others.
@@ -114,7 +114,7 @@ def no_rate_limits(monkeypatch):
     """Remove the rate limits of Drive, except where a test uses `default_rate_limits`: tests send thousands of requests."""
     for ladder in LADDERS:
         monkeypatch.setattr(quota, ladder, (RateLimit(1e9, 60.0), RateLimit(1e9, 60.0)))
-    monkeypatch.setattr(limits, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(quota, "_PAUSE_S", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +149,7 @@ def default_rate_limits(no_rate_limits, monkeypatch):
     """Use the default rate limits of Drive."""
     for ladder, usual in LADDERS.items():
         monkeypatch.setattr(quota, ladder, usual)
-    monkeypatch.setattr(limits, "_PAUSE_S", PAUSE_S)
+    monkeypatch.setattr(quota, "_PAUSE_S", PAUSE_S)
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
 from cachedfs.cache.index.metadata_records import folder_of, hash_of
 from cachedfs.common.clock import clock
+from cachedfs.common.single_flight import Lookup
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.common.urls import without_slash
 from cachedfs.core.change_feed import ChangeFeeds, is_covered
@@ -22,7 +23,7 @@ from cachedfs.core.objects import Entry, Objects
 from cachedfs.core.offline import ZARR_METADATA, answer_of, can_stand
 from cachedfs.core.polling import OVERDUE_S, poll
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound
-from cachedfs.origins.base import before_next_page
+from cachedfs.origins.base import LooksUpPaths, before_next_page
 from cachedfs.origins.registry import is_whole, lookup_reads_names
 
 __all__ = ["Lookups", "one_call"]
@@ -31,23 +32,33 @@ logger = logging.getLogger("cachedfs.core")
 
 PAGE = 1000  # names per page of a listing: the maximum of Drive and GCS
 LIST_AFTER = 3  # names of one folder looked up, until it is listed
+MOST_ARRAYS = 4  # folders in a folder of a Zarr store, up to which all are listed ahead
 MOST_FOLDERS = 1000  # whose names are counted
 LISTING_ENDS_S = 60.0  # an unfinished listing ends if no further name is asked for so long
 
 Resolved = tuple[Entry, Download | None]
-_asked_by_call: ContextVar[dict[str, asyncio.Future[ObjectInfo]] | None] = ContextVar(
-    "cachedfs_asked_by_call", default=None
-)
+_Want = Range | Suffix
+
+
+class _Call:
+    """What the reads of one call, which have begun together, asked with `max_age=0`."""
+
+    def __init__(self) -> None:
+        self.folders: dict[str, asyncio.Future[ObjectInfo]] = {}
+        self.names: dict[tuple[str, str], _FolderNames] = {}
+
+
+_call: ContextVar[_Call | None] = ContextVar("cachedfs_call", default=None)
 
 
 @contextlib.contextmanager
 def one_call() -> Iterator[None]:
     """Look each folder up once for all reads in this context, which have begun together."""
-    token = _asked_by_call.set({})
+    token = _call.set(_Call())
     try:
         yield
     finally:
-        _asked_by_call.reset(token)
+        _call.reset(token)
 
 
 class Lookups:
@@ -60,7 +71,7 @@ class Lookups:
         self.objects = objects
         self._downloads = downloads
         self._change_feeds = ChangeFeeds(objects)
-        self.listings = Listings(objects, self._change_feeds, self.info)
+        self.listings = Listings(objects, self._change_feeds, self._once_a_call)
 
     async def info(self, path: str) -> ObjectInfo:
         """Return the metadata of `path`, asking the origin if it is unknown or expired.
@@ -89,7 +100,7 @@ class Lookups:
             raise self.objects.not_found(entry.path, entry)
         return entry.info
 
-    async def resolve(self, path: str, want: Range | Suffix, *, demand: int) -> Resolved:
+    async def resolve(self, path: str, want: _Want, *, demand: int) -> Resolved:
         """Return the metadata entry of `path` and, if it was found by a read, its request.
 
         The read is of `want`. A read is the cheapest lookup of an unknown object: its headers carry the metadata.
@@ -111,13 +122,13 @@ class Lookups:
     async def ask(self, path: str) -> Entry:
         """Ask the origin for the current metadata of `path`."""
 
-        async def look_up() -> Resolved:
+        async def look_up(_: Lookup) -> Resolved:
             return await self._lookup(path, self.objects.known(path)), None
 
         return (await self._share(path, look_up))[0]
 
     def _share(
-        self, path: str, ask: Callable[[], Coroutine[Any, Any, Resolved]]
+        self, path: str, ask: Callable[[Lookup], Coroutine[Any, Any, Resolved | None]]
     ) -> Coroutine[Any, Any, Resolved]:
         """Call `ask`, or wait for a running lookup of `path` for the same credentials and options.
 
@@ -128,34 +139,43 @@ class Lookups:
         counter = objects.counter(path) if objects.lifetime_s > 0 else object()  # equals no other
         return objects.engine.lookups.run((objects.caller_key, path), counter, ask)
 
-    async def _read(self, path: str, want: Range | Suffix, demand: int) -> Resolved:
-        """Read `want` and take the metadata of the object from the response headers.
+    async def _read(self, path: str, want: _Want, demand: int, lookup: Lookup) -> Resolved | None:
+        """Read `want`, and take the metadata of the object from the headers; return None after the body.
 
-        One process of the machine asks; the others wait for its metadata entry. Their reads then find the fetch locks
-        of the blocks taken.
+        One process of the machine asks. The others wait for its entry, and then find the fetch locks of its blocks taken.
         """
         objects, locks = self.objects, self.objects.engine.cache.locks
         lock = hash_of(f"lookups at {objects.identity}", path)
-        take, release = partial(locks.take, lock), partial(locks.release, lock)
-        found: int | Entry | None = None
+        found: Entry | int = 0
         if objects.lifetime_s > 0:  # else an answer to others is too old
-            found = take() or await poll(lambda: take() or self._answer(path), within_s=OVERDUE_S)
+            found = locks.take(lock) or await self._wait_for_other_process(path, lock)
             if isinstance(found, Entry):
                 return found, None
+        release = partial(locks.release, lock) if found else None  # when others can see the entry
         try:
-            old = objects.known(path)
-            is_fresh = old is not None and objects.is_fresh(old)
-            if old is not None and is_fresh and (old.info is None or old.info.kind == "file"):
-                return old, None
-            # A folder of a listing may be an object as well. An expired object is probably unchanged: no need for a body.
-            if old is not None and (is_fresh or self._is_cached(old)):
-                return await self._lookup(path, old), None
-            stale = (old, None) if old is not None and can_stand(objects, old) else None
-            first = partial(self._downloads.first, path, want, demand=demand)
-            return await answer_of(objects, first, path, None if stale is None else lambda: stale)
+            if (old := objects.known(path)) and (answer := await self._answer_without_body(path, old)):
+                return answer, None
+            stale = partial(_without_download, old) if old and can_stand(objects, old) else None
+            first = partial(self._downloads.first, path, want, lookup, demand=demand, then=release)
+            return await answer_of(objects, first, path, stale)
         finally:
-            if found:  # once other processes can see the entry
+            if release is not None and not lookup.is_answered:
                 objects.engine.store_queue.put(then=release)
+
+    async def _wait_for_other_process(self, path: str, lock: int) -> Entry | int:
+        """Wait while another process looks `path` up: return its answer, or else whether the lock was taken."""
+        take = self.objects.engine.cache.locks.take
+        return await poll(lambda: self._answer(path) or take(lock), within_s=OVERDUE_S)
+
+    async def _answer_without_body(self, path: str, old: Entry) -> Entry | None:
+        """Return the entry `old` if it is fresh, or the answer of a lookup; None if a read is to find the object.
+
+        A folder of a listing may be an object as well. An expired object is probably unchanged: no need for a body.
+        """
+        is_fresh = self.objects.is_fresh(old)
+        if is_fresh and (old.info is None or old.info.kind == "file"):
+            return old
+        return await self._lookup(path, old) if is_fresh or self._is_cached(old) else None
 
     def _answer(self, path: str) -> Entry | None:
         """Return the fresh entry of `path` unless it is a folder: that may be an object as well."""
@@ -213,7 +233,9 @@ class Lookups:
         watch = None
         if info is None or is_covered(info):
             watch = self._change_feeds.snapshot(position, parent)
-        return objects.learn(path, info, asked_at=at, counter=counter, watch=watch, origin_error=origin_error)
+        entry = objects.learn(path, info, asked_at=at, counter=counter, watch=watch)
+        entry.origin_error = origin_error
+        return entry
 
     async def _folder(self, path: str) -> tuple[ObjectInfo | None, ObjectInfo | None]:
         """Return the folder of `path` if the origin looks names up in it, and what is at `path` if that is known then.
@@ -231,7 +253,9 @@ class Lookups:
             await self.info(top)  # a feed names folders by their ids
         known = None if before is None or objects.is_fresh(before) else before.info
         if known is None or lookup_reads_names(known):
-            return await self._folder_info(folder), None
+            parent = await self._folder_info(path)
+            entry = objects.fresh(path) if path in objects.entries else None
+            return parent, None if entry is None else entry.info
 
         async def assumed() -> ObjectInfo | None:
             with contextlib.suppress(ObjectNotFound, AccessDenied):  # of the folder as it was
@@ -240,7 +264,7 @@ class Lookups:
 
         asking = asyncio.ensure_future(assumed())
         try:
-            now = await self._folder_info(folder)
+            now = await self._folder_info(path)
         except BaseException:  # a cancellation too: leave no request behind
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
@@ -248,14 +272,49 @@ class Lookups:
         info = await asking
         return now, info if now.id == known.id else None
 
-    async def _folder_info(self, folder: str) -> ObjectInfo:
-        """Return the metadata of a folder; with `max_age=0`, all reads of one call share one lookup of it."""
-        asked = _asked_by_call.get()
-        if asked is None or self.objects.lifetime_s > 0:
+    async def _folder_info(self, path: str) -> ObjectInfo:
+        """Return the metadata of the folder of `path`; with `max_age=0`, all reads of one call share one lookup of it."""
+        objects, folder = self.objects, folder_of(path)
+        if objects.lifetime_s > 0:
+            if unknown := self._unknown_folders(folder):
+                slot = (objects.caller_key, f"the path of {folder}")
+                await objects.engine.lookups.run(
+                    slot, objects.counter(folder), partial(self._look_up_path, [*unknown, path])
+                )
+            for above in unknown[:-1]:  # what that did not find, from the top
+                await self.info(above)
+        return await self._once_a_call(folder)
+
+    async def _once_a_call(self, folder: str) -> ObjectInfo:
+        call = _call.get()
+        if call is None or self.objects.lifetime_s > 0:
             return await self.info(folder)
-        if folder not in asked:
-            asked[folder] = asyncio.ensure_future(self.info(folder))
-        return await asyncio.shield(asked[folder])
+        if folder not in call.folders:
+            call.folders[folder] = asyncio.ensure_future(self.info(folder))
+        return await asyncio.shield(call.folders[folder])
+
+    def _unknown_folders(self, folder: str) -> list[str]:
+        """Return `folder` and those above it, from the top, which is left out; nothing if one of them is known."""
+        found = list[str]()
+        while above := folder_of(folder):
+            if self.objects.fresh(folder) is not None:
+                return []
+            found.insert(0, folder)
+            folder = above
+        return found
+
+    async def _look_up_path(self, paths: Sequence[str], _: Lookup) -> None:
+        """Look up the last of `paths` and all folders above it, which are the others, with one request if that finds them."""
+        objects, now, top = self.objects, clock.now(), paths[0].partition("/")[0]
+        origin, position = objects.origin(top), self._change_feeds.position(top)
+        counters = [objects.counter(path) for path in paths]
+        above = objects.known(top)
+        parent = None if above is None else above.info
+        found = await origin.lookup_path(paths[-1]) if isinstance(origin, LooksUpPaths) else ()
+        for path, counter, info in zip(paths, counters, found, strict=False):
+            watch = self._change_feeds.snapshot(position, parent) if is_covered(info) else None
+            objects.learn(path, info, asked_at=now, counter=counter, watch=watch)
+            parent = info
 
     async def _from_listing(self, path: str) -> Entry | None:
         """Return the entry of `path` once its folder is listed; None if it is to be looked up by its name.
@@ -266,9 +325,13 @@ class Lookups:
         page is waited for.
         """
         objects, folder = self.objects, folder_of(path)
-        if not folder or objects.lifetime_s == 0:
+        call = (
+            _call.get() if objects.lifetime_s == 0 else None
+        )  # what was asked before the call is too old for it
+        if not folder or (objects.lifetime_s == 0 and call is None):
             return None
-        all_names, key = objects.engine.folder_names, (objects.caller_key, folder)
+        all_names = objects.engine.folder_names if call is None else call.names
+        key = objects.caller_key, folder
         names = all_names.pop(key, None) or _FolderNames()
         all_names[key] = names  # the latest at the end
         while len(all_names) > MOST_FOLDERS:
@@ -281,19 +344,24 @@ class Lookups:
             if names.n_asked < LIST_AFTER and not is_zarr and (size is None or size > PAGE):
                 return None
             names.epoch = epoch
-            objects.engine.spawn(self._list(folder, names))
+            objects.engine.spawn(self._list(folder, names, with_arrays=call is None))
         await names.first_page.wait()
         if names.error is not None:
             raise names.error
         if names.paths is not None and path not in names.paths and names.epoch == epoch:
             return objects.learn(path, None, asked_at=names.listed_at, counter=counter)
-        return objects.fresh(path)
+        if call is None:
+            return objects.fresh(path)
+        entry = objects.known(path) if names.paths is not None else None
+        return entry if entry is not None and entry.asked_at >= names.listed_at else None
 
-    async def _list(self, folder: str, names: _FolderNames) -> None:
+    async def _list(self, folder: str, names: _FolderNames, *, with_arrays: bool) -> None:
         objects = self.objects
         before_next_page.set(names.may_go_on)  # in this task only
         try:
             listing = await self.listings.of_names(folder)
+            if with_arrays and any(info.path[len(folder) + 1 :] in ZARR_METADATA for info in listing.infos):
+                self._list_arrays([info.path for info in listing.infos if info.kind == "directory"])
             # An empty one proves nothing: a file may have the name of the folder.
             if listing.infos and objects.origin(folder).lists_all(folder):
                 names.paths, names.listed_at = {info.path for info in listing.infos}, listing.checked_at
@@ -304,6 +372,20 @@ class Lookups:
         finally:
             objects.engine.folder_names.pop((objects.caller_key, folder), None)
             names.first_page.set()
+
+    def _list_arrays(self, folders: Sequence[str]) -> None:
+        """List the few folders in one of a Zarr store: their metadata is read next."""
+        objects = self.objects
+        for folder in folders if len(folders) <= MOST_ARRAYS else ():
+            key = objects.caller_key, folder
+            if key not in objects.engine.folder_names and self.listings.cached(folder) is None:
+                names = objects.engine.folder_names[key] = _FolderNames()
+                names.epoch = objects.store.epoch(objects.identity)
+                objects.engine.spawn(self._list(folder, names, with_arrays=False))
+
+
+def _without_download(entry: Entry) -> Resolved:
+    return entry, None
 
 
 class _FolderNames:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import operator
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from cachedfs.config import parse_size
 
-__all__ = ["at_least", "current_ranks", "ranks_of", "size"]
+__all__ = ["at_least", "current_ranks", "raise_if_ranks_differ", "ranks_of", "size"]
 
 
 def at_least(least: int, **given: Any) -> int:
@@ -49,3 +50,18 @@ def current_ranks() -> tuple[int, int] | None:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed.get_rank(), distributed.get_world_size()
+
+
+def raise_if_ranks_differ(state: Mapping[str, Any]) -> None:
+    """Raise RuntimeError on all ranks of torch.distributed if they begin an epoch with different states."""
+    from torch import distributed
+
+    states: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(states, dict(state))
+    for rank, other in enumerate(states):
+        if differ := [name for name in other if other[name] != states[0][name]]:
+            said = ", ".join(f"{name}={states[0][name]!r} and {other[name]!r}" for name in differ)
+            raise RuntimeError(
+                f"rank 0 and rank {rank} would read different epochs: {said}. Begin and leave the loops of a Loader on all "
+                "ranks alike, or call set_epoch with the same number before each; a loop of one rank takes rank=0, world_size=1"
+            )

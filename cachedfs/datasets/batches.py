@@ -1,24 +1,24 @@
-"""Measure batches, move them to pinned memory or a device, and hand them to NVIDIA DALI."""
+"""Measure batches, and move them to pinned memory or a device."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["BatchMover", "ExternalSource", "as_arrays", "mapped", "size_of"]
+__all__ = ["BatchMover", "mapped", "size_of"]
 
 
-def leaves(batch: Any, is_leaf: Callable[[Any], bool] = lambda _: False) -> Iterator[Any]:
-    """Yield the values in a batch that are no containers, and the containers that `is_leaf` takes for leaves."""
-    if is_leaf(batch) or not isinstance(batch, Mapping | list | tuple | set | frozenset):
+def leaves(batch: Any) -> Iterator[Any]:
+    """Yield the values in a batch that are no containers."""
+    if not isinstance(batch, Mapping | list | tuple | set | frozenset):
         yield batch
         return
     for value in batch.values() if isinstance(batch, Mapping) else batch:
-        yield from leaves(value, is_leaf)
+        yield from leaves(value)
 
 
 def size_of(batch: Any) -> int:
@@ -99,56 +99,3 @@ class BatchMover:
                     # Otherwise the copy stream could reuse the memory as soon as the tensor is dropped.
                     leaf.record_stream(stream)
         return batch
-
-
-class ExternalSource:
-    """Source of a DALI pipeline, made by `Loader.external_source`.
-
-        images, labels = fn.external_source(loader.external_source(), num_outputs=2, batch=True, cycle="raise")
-
-    As an iterable, it returns one epoch, and the next epoch when iterated again: use `cycle="raise"`, and `reset` the
-    pipeline between epochs. As a callable, use its method `batch`.
-    """
-
-    def __init__(self, loader: Iterable[Any]) -> None:
-        self._loader = loader
-        self._batches: Iterator[Any] | None = None  # iterator of `batch` over its current epoch
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(as_arrays, self._loader)
-
-    def batch(self) -> Any:
-        """Return the next batch. Raises StopIteration at the end of an epoch; the call after that starts the next one."""
-        if self._batches is None:
-            self._batches = iter(self)
-        try:
-            return next(self._batches)
-        except BaseException:  # the end of the epoch, or an error: the next call makes a new iterator
-            self._batches = None
-            raise
-
-
-def as_arrays(batch: Any) -> Any:
-    """Return a batch as one DALI output, or as a tuple of outputs in the order of the batch, without a copy.
-
-    A tensor or array is one output, and so is a list of `bytes`, such as encoded images. CPU tensors become NumPy arrays,
-    because DALI asks for the CUDA stream of a tensor. Raises TypeError for other values.
-    """
-    outputs = tuple(map(_output, leaves(batch, _is_bytes)))
-    return outputs[0] if isinstance(batch, torch.Tensor | np.ndarray) or _is_bytes(batch) else outputs
-
-
-def _is_bytes(batch: Any) -> bool:
-    return isinstance(batch, list | tuple) and bool(batch) and all(isinstance(each, bytes) for each in batch)
-
-
-def _output(leaf: Any) -> Any:
-    if isinstance(leaf, list | tuple):
-        return [np.frombuffer(each, np.uint8) for each in leaf]
-    if isinstance(leaf, torch.Tensor):
-        return leaf if leaf.is_cuda else leaf.numpy()
-    if isinstance(leaf, np.ndarray):
-        return leaf
-    raise TypeError(
-        f"DALI takes tensors and arrays, and the batch has a {type(leaf).__name__}: let collate_fn leave it out"
-    )

@@ -10,24 +10,18 @@ from __future__ import annotations
 import operator
 import os
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from cachedfs.common.text import bars, columns, counted, per_cent, seconds, shown, size
+from cachedfs.common.text import bars, counted, per_cent, seconds, size
 from cachedfs.common.types import LinkStats, Stats
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.report.analysis import RunFigures, analyse
 
-__all__ = ["BatchTiming", "EpochReport", "EpochTimings", "FetchCounts", "FetchMeter", "picture", "report_of"]
+__all__ = ["BatchTiming", "EpochReport", "EpochTimings", "FetchCounts", "FetchMeter", "report_of"]
 
 KEPT = 1000  # recent batches whose timings are kept individually
-N_BARS = 60  # of the text
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 720, 200, 64, 26, 24  # pixels: the chart, and the margins around its bars
-MOST = 180  # maximum number of bars; with more batches, a bar is the mean of several
-# From the color-blind-safe palette of Okabe and Ito (2008).
-COMPUTE, WAIT = "#56b4e9", "#d55e00"
-LINE = 'stroke="currentColor" stroke-width="1.5"'  # style of the line for loading
+N_BARS = 60  # of the chart of the waits
 
 
 class BatchTiming(NamedTuple):
@@ -81,7 +75,7 @@ class FetchCounts:
     requests_per_s: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EpochReport:
     """Report on one epoch: its duration, its best possible duration, and what limits it.
 
@@ -132,8 +126,7 @@ class EpochReport:
         texts = {"advice": list(self.advice), "unknown": list(self.unknown)}
         return {**asdict(self), **texts, "of_bound": self.of_bound, "stalls": stalls}
 
-    def facts(self) -> list[tuple[str, str]]:
-        """Return the lines of the report as pairs of a name and a text."""
+    def _facts(self) -> list[tuple[str, str]]:
         first = f", {seconds(self.first_wait_s)} of it for the first" if self.first_wait_s else ""
         lines = [
             ("bound", f"{seconds(self.bound_s)}, {per_cent(self.of_bound)} of it reached"),
@@ -163,19 +156,12 @@ class EpochReport:
         }.get(name)
         return f"{seconds(took_s)}, {share} of the time{f': {detail}' if detail else ''}"
 
-    @property
-    def title(self) -> str:
-        """A one-line summary: the epoch, its batches and samples, and its duration."""
-        counts = f"{counted(self.n_batches, 'batch', 'batches')}, {counted(self.n_samples, 'sample')}"
-        return f"Epoch {self.epoch}: {counts} in {seconds(self.elapsed_s)}"
-
     def __str__(self) -> str:
-        lines = "\n".join(f"  {name:<10} {value}" for name, value in self.facts() if value)
-        return f"{self.title}\n{self.sentence}\n{lines}"
+        counts = f"{counted(self.n_batches, 'batch', 'batches')}, {counted(self.n_samples, 'sample')}"
+        lines = "\n".join(f"  {name:<10} {value}" for name, value in self._facts() if value)
+        return f"Epoch {self.epoch}: {counts} in {seconds(self.elapsed_s)}\n{self.sentence}\n{lines}"
 
-    def _repr_html_(self) -> str:
-        rows = [(name, said) for name, said in self.facts() if name != "by time"]  # the chart shows it
-        return shown(self.title, self.sentence, rows, picture(self.stalls, self.n_threads))
+    __repr__ = __str__  # what a notebook shows
 
 
 def report_of(
@@ -320,51 +306,3 @@ class FetchMeter:
         if self._fs is None or self._pid != os.getpid():  # a forked child has its own counters
             return None
         return self._fs.stats(), self._fs.link_stats()
-
-
-def picture(stalls: Sequence[BatchTiming], n_threads: int) -> str:
-    """Return an SVG chart of the batches: bars for computing and waiting, a line for loading by one of the threads."""
-    if not stalls:
-        return ""
-    compute = columns([timing.compute_s for timing in stalls], MOST)
-    wait = columns([timing.wait_s for timing in stalls], MOST)
-    load = columns([timing.load_s / n_threads for timing in stalls], MOST)
-    most = max(*(c + w for c, w in zip(compute, wait, strict=True)), *load) or 1.0
-    base, high, each = HEIGHT - BOTTOM, HEIGHT - TOP - BOTTOM, (WIDTH - LEFT) / len(compute)
-    gap = min(1.0, each / 4)
-
-    def bar(at: int, low: float, value: float, color: str) -> str:
-        x, y, height = LEFT + each * at, base - high * (low + value) / most, high * value / most
-        return (
-            f'<rect x="{x:.2f}" y="{y:.2f}" width="{each - gap:.2f}" height="{height:.2f}" fill="{color}"/>'
-        )
-
-    drawn = []
-    for share in (0.0, 0.5, 1.0):
-        y = base - high * share
-        drawn.append(
-            f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y}" y2="{y}" stroke="currentColor" stroke-opacity="0.3"/>'
-        )
-        drawn.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{seconds(most * share)}</text>')
-    drawn.append(f'<text x="{LEFT}" y="{HEIGHT - 8}">the last {len(stalls):,} batches, in their order</text>')
-    drawn += [bar(at, 0.0, value, COMPUTE) for at, value in enumerate(compute)]
-    drawn += [bar(at, compute[at], value, WAIT) for at, value in enumerate(wait) if value > 0]
-    if len(load) > 1:
-        points = (f"{LEFT + each * (at + 0.5):.2f},{base - high * s / most:.2f}" for at, s in enumerate(load))
-        drawn.append(f'<polyline points="{" ".join(points)}" fill="none" {LINE}/>')
-    legend = {
-        "computing": f'<rect y="4" width="12" height="12" fill="{COMPUTE}"/>',
-        "waiting": f'<rect y="4" width="12" height="12" fill="{WAIT}"/>',
-        f"loading / {n_threads} threads"
-        if n_threads > 1
-        else "loading": f'<line x2="12" y1="10" y2="10" {LINE}/>',
-    }
-    for at, (said, mark) in enumerate(legend.items()):
-        drawn.append(
-            f'<g transform="translate({LEFT + 110 * at})">{mark}<text x="17" y="14">{said}</text></g>'
-        )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        'role="img" aria-label="seconds a batch: computing, waiting and loading" '
-        f'style="max-width:100%;font:12px sans-serif;fill:currentColor">{"".join(drawn)}</svg>'
-    )

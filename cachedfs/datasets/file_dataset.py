@@ -11,7 +11,7 @@ from fsspec.core import has_magic
 
 from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, files_of, paths_of
 from cachedfs.datasets.samples import Item, Samples, reading
-from cachedfs.errors import without_frames
+from cachedfs.datasets.skipped_files import SkippedFiles
 
 __all__ = ["FileDataset"]
 
@@ -50,9 +50,9 @@ class FileDataset(Samples):
         A list is used as it is, without a request. `decode`, `transform` and `label` must be picklable if workers are
         spawned: module-level functions, not lambdas. `label` is called with the path as in `paths`.
 
-        `on_error="skip"`: batches leave out files whose read, `decode` or `transform` fails, and are smaller by them.
-        `skipped` has their paths and errors in this process, and each is logged once. A batch with no other file, and
-        `dataset[i]`, still raise.
+        `on_error="skip"`: batches leave out files whose read, `decode` or `transform` fails, and are smaller by them. A
+        batch without any other file gets the next good one of the dataset. `skipped` has their paths and errors, and
+        each is logged once. `dataset[i]` still raises, and so does a batch if no file of the dataset is good.
 
         Raises ObjectNotFound if the URL names no file, and ValueError for an empty list or several filesystems.
         """
@@ -64,28 +64,34 @@ class FileDataset(Samples):
         listed = files_of(self.fs, first, self.path) if urls is None else paths_of(self.fs, urls)
         self.paths = CompactStrings(listed)
         self.on_error = on_error
-        self.skipped: dict[str, Exception] = {}
+        self._skipped = SkippedFiles() if on_error == "skip" else None
 
     def __len__(self) -> int:
         return len(self.paths)
 
+    @property
+    def skipped(self) -> dict[str, Exception]:
+        """The errors of the files left out so far, by path, also those that DataLoader workers left out."""
+        return self._skipped.errors() if self._skipped is not None else {}
+
+    def __getitem__(self, index: int) -> Any:
+        number = self.number(index)
+        return self._samples([number], self._read([self.paths[number]]))[0]
+
     def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
         """Return the samples with these indexes, their files read in one round trip. An error names the file."""
-        wanted = [(number, self.paths[number]) for number in map(self.number, indexes)]
-        found = self._read(list(dict.fromkeys(path for _, path in wanted)))
-        if self.on_error == "raise" or len(wanted) == 1:
-            return [self._sample(number, path, found[path]) for number, path in wanted]
-        samples = []
-        for number, path in wanted:
-            try:
-                samples.append(self._sample(number, path, found[path]))
-            except Exception as error:  # any type: user code may raise it
-                if path not in self.skipped:
-                    kind = type(error).__name__
-                    logger.warning("%s: skipped: %s: %s", self.fs.unstrip_protocol(path), kind, error)
-                self.skipped.setdefault(path, without_frames(error))
-        if not samples:
-            raise self.skipped[wanted[-1][1]]
+        numbers = [*map(self.number, indexes)]
+        found = self._read(list(dict.fromkeys(self.paths[number] for number in numbers)))
+        if self._skipped is None or not numbers:
+            return self._samples(numbers, found)
+        samples = self._good(numbers, found)
+        # The batch may not be empty: it could not be collated, and all ranks need the same number of batches.
+        others = (number % len(self) for number in range(numbers[-1] + 1, numbers[-1] + len(self)))
+        while not samples:
+            number = next((each for each in others if self.paths[each] not in self._skipped.errors()), None)
+            if number is None:
+                raise self._skipped.errors()[self.paths[numbers[-1]]]
+            samples = self._good([number], self._read([self.paths[number]]))
         return samples
 
     def items(self, indexes: Iterable[int]) -> Iterator[Item]:
@@ -99,6 +105,24 @@ class FileDataset(Samples):
         with reading():  # not `cat`: it takes some names for patterns
             return dict(zip(paths, self.fs.cat_ranges(paths, None, None, on_error="return"), strict=True))
 
+    def _samples(self, numbers: Iterable[int], found: Mapping[str, bytes | BaseException]) -> list[Any]:
+        return [self._sample(number, path := self.paths[number], found[path]) for number in numbers]
+
+    def _good(self, numbers: Iterable[int], found: Mapping[str, bytes | BaseException]) -> list[Any]:
+        """Return the samples that can be made, and record the others."""
+        samples = []
+        for number in numbers:
+            path = self.paths[number]
+            try:
+                samples.append(self._sample(number, path, found[path]))
+            except Exception as error:  # any type: user code may raise it
+                assert self._skipped is not None
+                if path not in self._skipped.errors():
+                    kind = type(error).__name__
+                    logger.warning("%s: skipped: %s: %s", self.fs.unstrip_protocol(path), kind, error)
+                    self._skipped.add(path, error)
+        return samples
+
     def _sample(self, number: int, path: str, data: bytes | BaseException) -> Any:
         try:
             if isinstance(data, BaseException):
@@ -110,9 +134,6 @@ class FileDataset(Samples):
         except Exception:  # any type: user code may raise it
             with self.naming(number, self.fs.unstrip_protocol(path)):
                 raise
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "skipped": {}}
 
     def __repr__(self) -> str:
         return f"FileDataset({self.url!r}, {len(self):,} files)"

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import torch
 
 from cachedfs.common.executor import n_cores
-from cachedfs.datasets.arguments import at_least, current_ranks, ranks_of, size
+from cachedfs.datasets.arguments import at_least, current_ranks, raise_if_ranks_differ, ranks_of, size
 from cachedfs.datasets.batch_queue import BatchQueue, PreparedBatch
-from cachedfs.datasets.batches import BatchMover, ExternalSource, size_of
+from cachedfs.datasets.batches import BatchMover, size_of
 from cachedfs.datasets.epoch_report import BatchTiming, EpochReport, EpochTimings, FetchMeter, report_of
 from cachedfs.datasets.prefetch_plan import DatasetPrefetch, ranks_here
 from cachedfs.datasets.sampler import (
@@ -29,6 +29,7 @@ from cachedfs.datasets.sampler import (
     state_at,
 )
 from cachedfs.datasets.samples import Collate, SampleReader, reading_s
+from cachedfs.datasets.thread_choice import MadeBatch, ThreadChoice
 
 __all__ = ["Loader"]
 
@@ -50,9 +51,9 @@ class Loader:
                 ...
                 torch.save(loader.state_dict(), "position.pt")
 
-    Each `for` loop is one epoch, and the next loop is the next epoch. After `break`, the next loop starts the same
-    epoch again. After `load_state_dict` or an error of the dataset, it continues at that position. A new loop ends
-    the previous one.
+    Each `for` loop is a new epoch in a new order, also after a `break` or an error, as with torch's DataLoader. After
+    `set_epoch(e)`, the next loop is epoch `e`. After `load_state_dict`, it continues an epoch in the middle, once. A new
+    loop ends the previous one.
 
     The order of an epoch depends only on `seed` and the epoch number, not on threads, ranks or restarts. If the dataset
     reads through cachedfs, a prefetch plan fetches what the ranks of this machine will read, in that order.
@@ -89,14 +90,16 @@ class Loader:
         `rank`, `world_size`: by default those of torch.distributed if it is initialized when a loop begins, else rank 0
         of 1. All ranks get the same number of batches of the same sizes: at the end of an epoch, samples from its
         beginning are repeated, at most one per rank. With `pad=False` each sample occurs once, and the last batches
-        differ in size. `drop_last`: leave out the last samples if they do not fill a whole batch for every rank.
+        differ in size. `drop_last`: leave out the last samples if they do not fill a whole batch for every rank. Before
+        its first batch, a loop of several ranks of torch.distributed compares their epochs: all of them must begin it,
+        and RuntimeError is raised if they differ.
 
         `collate_fn`: makes a batch from a list of samples; default: torch's `default_collate`. `device`: where to
         move the tensors of a batch; copies to CUDA run while the training computes. `pin_memory`: None pins only
         batches that go to CUDA; without CUDA nothing is pinned.
 
-        `n_threads`: threads that make batches, one batch each; default: one per core, 4 to 8. `n_prefetch`: batches
-        kept ready, in addition to those being made. `prefetch_bytes` (`"1GiB"`): limit on the bytes of all these
+        `n_threads`: threads that make batches, one batch each; default: one per core, 4 to 8, or only one while that is
+        measured to be faster, as for small cached files. `n_prefetch`: batches kept ready, in addition to those being made. `prefetch_bytes` (`"1GiB"`): limit on the bytes of all these
         batches, estimated from the largest recent one; one batch is always made. `echo`: how many times in a row each
         batch is returned, useful if loading takes longer than computing.
 
@@ -110,14 +113,15 @@ class Loader:
         self._shuffle, self._seed = SHUFFLES[shuffle], operator.index(seed)
         self._window = at_least(1, window=window)
         self._collate, self._device, self._pin_memory = collate_fn, device, pin_memory
-        self._n_threads = min(max(n_cores(), 4), 8) if n_threads is None else at_least(1, n_threads=n_threads)
-        self._most = self._n_threads + at_least(0, n_prefetch=n_prefetch)
+        most = min(max(n_cores(), 4), 8) if n_threads is None else at_least(1, n_threads=n_threads)
+        self._threads = ThreadChoice(most, is_fixed=n_threads is not None)
+        self._most = most + at_least(0, n_prefetch=n_prefetch)
         self._most_bytes = size(prefetch_bytes=prefetch_bytes)
         self._echo = at_least(1, echo=echo)
         self.timings = EpochTimings()
         self._measured: tuple[int, FetchMeter] | None = None  # the epoch of the timings, and its fetch counts
-        self._position = EpochPosition(0)  # after the last returned batch
-        self._start = 0  # position in the epoch where the next loop begins
+        # After the last returned batch, and where the next loop begins.
+        self._position = self._next = EpochPosition(0)
         self._queue: BatchQueue | None = None
         self._plan: DatasetPrefetch | None = None
 
@@ -133,12 +137,12 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The number of the current epoch, or of the next one after its end; the first is 0."""
+        """The number of the epoch of the last returned batch, or of the next one after its end; the first is 0."""
         return self._position.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next loop at the beginning of `epoch`. Does nothing if that is the current epoch."""
-        if (epoch := at_least(0, epoch=epoch)) != self._position.epoch:
+        """Make the next loop the one of `epoch`, from its beginning or the position of a loaded state in it."""
+        if (epoch := at_least(0, epoch=epoch)) != self._next.epoch:
             self._move_to(EpochPosition(epoch))
 
     def __len__(self) -> int:
@@ -157,7 +161,7 @@ class Loader:
         return state_at(place, epochs)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Start the next loop at a saved position. The ranks, the batch size and the threads may differ.
+        """Start the next loop at a saved position, once. The ranks, the batch size and the threads may differ.
 
         Raises ValueError, which says what differs, if the order does: another length of the dataset, seed or shuffle.
         """
@@ -165,7 +169,7 @@ class Loader:
 
     def _move_to(self, place: EpochPosition) -> None:
         self.close()
-        self._position, self._start = place, place.position
+        self._position = self._next = place
 
     _is_process_over = staticmethod(sys.is_finalizing)  # kept here: at exit, the name `sys` may be cleared
 
@@ -184,8 +188,8 @@ class Loader:
                 if prepared is None:  # only other ranks have a batch in the last step
                     break
                 batch = mover.received(*prepared.batch)
-                self._start = 0  # only now: an interrupted wait for the first batch keeps the position
                 self._position = EpochPosition(self.epoch, division.after(self._position.position))
+                self._next = EpochPosition(self.epoch + 1)  # only now: a loop without a batch is no epoch
                 use_start = time.perf_counter()
                 for _ in range(self._echo):
                     yield batch
@@ -194,7 +198,7 @@ class Loader:
                             "this loop has ended: another loop began, a state was loaded, or the loader was closed"
                         )
                 wait_s, compute_s = use_start - wait_start, time.perf_counter() - use_start
-                _, n, n_bytes, load_s, read_s = prepared
+                _, n, n_bytes, load_s, read_s, _ = prepared
                 self.timings.add(BatchTiming(wait_s, load_s, compute_s, n_bytes, n, read_s))
                 # The training may not need the batch any more: free it before the wait for the next one.
                 del prepared, batch
@@ -210,11 +214,13 @@ class Loader:
         mover = BatchMover(self._device, self._pin_memory)
         rank, world_size = self._ranks()
         division, epochs = self._division(world_size), self._epochs()
-        place = EpochPosition(self.epoch, self._start)
+        place = self._next
+        if world_size > 1 and (rank, world_size) == current_ranks():
+            raise_if_ranks_differ(state_at(place, epochs))
         queue = BatchQueue(
             partial(_make_batch, self._source, self._collate, mover),
             division.batches(epochs.order(place.epoch), range(rank, rank + 1), place.position),
-            n_threads=self._n_threads,
+            threads=self._threads,
             most=self._most,
             most_bytes=self._most_bytes,
             enter=partial(_set_up_thread, mover, torch.get_num_threads()),
@@ -231,18 +237,14 @@ class Loader:
         if self._plan is not None:
             self._plan = self._plan.restarted_if_needed(self._position)
         queue.must_be_ours()
-        try:
-            return queue.take()
-        except Exception:  # from the dataset: the next loop tries the failed batch again
-            self._start = self._position.position
-            raise
+        return queue.take()
 
     def _end_run(self, queue: BatchQueue, *, is_complete: bool) -> None:
         if self._queue is not queue:
             queue.close()
         elif is_complete:
             self._end_queue()
-            self._position, self._start = EpochPosition(self.epoch + 1), 0
+            self._position = self._next = EpochPosition(self.epoch + 1)
         else:
             self.close()
 
@@ -263,13 +265,6 @@ class Loader:
         if self._queue is not None:
             self.close()
 
-    def external_source(self) -> ExternalSource:
-        """Return a `source` for NVIDIA DALI's `fn.external_source`, with `batch=True`; see `ExternalSource`.
-
-        DALI asks for batches some time before its pipeline returns them; `state_dict` counts what it asked for.
-        """
-        return ExternalSource(self)
-
     def report(self) -> EpochReport:
         """Return a report on the current or last loop, to print or to display in a notebook.
 
@@ -284,7 +279,7 @@ class Loader:
             meter.fetched(),
             epoch=epoch,
             n=len(self._source),
-            n_threads=self._n_threads,
+            n_threads=self._threads.current,
             tells_reading=self._source.tells_reading,
         )
 
@@ -325,11 +320,12 @@ def _make_batch(
     source: SampleReader, collate: Collate | None, mover: BatchMover, indexes: Order
 ) -> PreparedBatch:
     """Make one batch, and start its copy to the device."""
-    start, read_before = time.perf_counter(), reading_s()
+    start, read_before, core_before = time.perf_counter(), reading_s(), time.thread_time()
     batch = source.batch(indexes.tolist(), collate)
     size = size_of(batch)
     sent = mover.sent(batch)
-    return PreparedBatch(sent, len(indexes), size, time.perf_counter() - start, reading_s() - read_before)
+    made = MadeBatch(start, time.perf_counter(), time.thread_time() - core_before)
+    return PreparedBatch(sent, len(indexes), size, made.ended - start, reading_s() - read_before, made)
 
 
 def _set_up_thread(mover: BatchMover, n_torch_threads: int) -> None:

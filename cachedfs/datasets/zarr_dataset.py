@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import zarr
+from zarr.storage import FsspecStore
 
 from cachedfs.config import parse_size
 from cachedfs.datasets.ragged_arrays import RaggedArray
@@ -24,6 +25,7 @@ from cachedfs.datasets.zarr_layout import (
     beside,
     dtype_of,
     layout_of,
+    with_samples,
 )
 from cachedfs.datasets.zarr_reader import ChunkReader, items_of, own_rows
 
@@ -67,8 +69,9 @@ class ZarrDataset(Samples):
         """Read the metadata of the arrays once. An array that grows later keeps this length here.
 
         `arrays`: names of arrays in the group at `url`; a single name for single arrays as samples; None for the
-        array at `url`, or for all arrays of the group and of the groups in it ("train/image"), without those in inner
-        groups that have another length than the group's own arrays; the log names what is left out.
+        array at `url`, or for all arrays of the group and of the groups in it ("train/image"). The log names what is
+        left out then: arrays that all samples share (without axes, or along another dimension, as `lat` beside
+        `temperature[time, lat]`), and those in inner groups of another length than the group's own arrays.
 
         `pool`: memory for decoded chunks with samples still to be read, in bytes or as a size like "256MiB". A window
         shuffle of `window` chunks needs room for twice as many. A chunk that was rewritten is read again after
@@ -82,18 +85,22 @@ class ZarrDataset(Samples):
         if isinstance(pool_size, float):
             raise ValueError(f"pool={pool!r}: expected bytes, or a size like '256MiB'")
         names = [arrays] if isinstance(arrays, str) else arrays and once_each(arrays, self.url)
-        found = arrays_at(self.fs, self.path, names)
+        store = FsspecStore.from_url(self.url, storage_options=dict(storage_options or {}), read_only=True)
+        found = arrays_at(store, self.url, names)
         ragged = [name for name in found if name and RAGGED in (found[name].attributes or {})]
         needed = {each for name in ragged for each in beside(name, found[name]).values()}
         more = sorted(needed - found.keys())
-        every = {**found, **(arrays_at(self.fs, self.path, more) if more else {})}
+        every = {**found, **(arrays_at(store, self.url, more) if more else {})}
         self._ragged = {name: RaggedArray(self.fs, self.path, name, every, pool_size) for name in ragged}
         lengths: dict[str, int | None] = {  # None: an array without axes
             name: len(self._ragged[name]) if name in ragged else next(iter(metadata.shape), None)
             for name, metadata in found.items()
         }
         if names is None:
-            kept = self._of_one_length({name: n for name, n in lengths.items() if name not in needed})
+            shared = self._shared({name: each for name, each in found.items() if name not in needed})
+            kept = self._of_one_length(
+                {name: lengths[name] for name in found if name not in {*needed, *shared}}
+            )
             found = {name: found[name] for name in kept}
             self._ragged = {name: one for name, one in self._ragged.items() if name in kept}
         self.arrays = tuple(found)
@@ -160,9 +167,10 @@ class ZarrDataset(Samples):
         return items_of([(own_rows, self._direct), *ragged], map(self.number, indexes))
 
     def _numbers(self, indexes: Sequence[int]) -> npt.NDArray[np.int64]:
-        n = len(self)
-        numbers = (i if 0 <= i < n else self.number(i) for i in map(operator.index, indexes))
-        return np.fromiter(numbers, np.int64, len(indexes))
+        numbers = np.asarray(indexes)
+        if numbers.dtype.kind != "i" or ((numbers < 0) | (numbers >= len(self))).any():
+            numbers = np.fromiter(map(self.number, indexes), np.int64, len(indexes))
+        return numbers.astype(np.int64, copy=False)
 
     def _read(self, numbers: npt.NDArray[np.int64]) -> list[Any]:
         """Return these samples of each array, as new arrays."""
@@ -181,6 +189,23 @@ class ZarrDataset(Samples):
                 with self.naming(int(numbers[0]), f"and others of array {name!r}"):
                     raise
         return [found[name] for name in self.arrays]
+
+    def _shared(self, found: Mapping[str, Any]) -> list[str]:
+        """Return the names of the arrays that all samples share, by the dimensions that xarray writes, and log them."""
+        dimensions = {
+            name: getattr(each, "dimension_names", None)
+            or each.attributes.get("_ARRAY_DIMENSIONS")  # Zarr 3, 2
+            for name, each in found.items()
+            if name not in self._ragged
+        }
+        rows = with_samples(
+            {name: dimensions.get(name) or [None] * len(each.shape) for name, each in found.items()},
+            {name: each.shape for name, each in found.items()},
+        )
+        shared = [name for name in found if rows and name not in rows]
+        if shared:
+            logger.info("%s: left out %s, which all samples share", self.url, ", ".join(shared))
+        return shared
 
     def _of_one_length(self, lengths: Mapping[str, int | None]) -> list[str]:
         """Return the names without arrays of inner groups of another length than the group's own, and say which."""
@@ -244,11 +269,7 @@ class _Through:
 
     def _array(self) -> Any:
         if self._opened is None or self._opened[0] != os.getpid():
-            import zarr
-
             url, storage_options, name = self._given
-            store = zarr.storage.FsspecStore.from_url(
-                url, storage_options=dict(storage_options or {}), read_only=True
-            )
+            store = FsspecStore.from_url(url, storage_options=dict(storage_options or {}), read_only=True)
             self._opened = os.getpid(), zarr.open_array(store, path=name, mode="r")
         return self._opened[1]

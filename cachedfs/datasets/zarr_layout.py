@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from fsspec import AbstractFileSystem
+import zarr
+from zarr.storage import FsspecStore
 
 from cachedfs.datasets.codecs import ChunkDecoder, Crc32c
 
 __all__ = ["ABSENT", "NUMBERS", "RAGGED", "ArrayLayout", "ChunkPositions", "Place", "ShardIndexFormat"]
-__all__ += ["UnsupportedArray", "arrays_at", "beside", "dtype_of", "layout_of"]
+__all__ += [
+    "UnsupportedArray",
+    "arrays_at",
+    "beside",
+    "dtype_of",
+    "layout_of",
+    "with_samples",
+]
 
 # The attribute of an array of elements: {"offsets": name, "means": "utf-8", "shapes": name}. The last two are optional.
 # The names are those of arrays in the same group.
@@ -31,6 +41,24 @@ NUMCODECS = {"adler32", "blosc", "bz2", "crc32", "crc32c", "fletcher32", "gzip",
 Place = tuple[int, ...]
 
 
+def with_samples(dimensions: Mapping[str, Sequence[Any]], shapes: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return the names of the arrays whose first axis counts samples, from the dimensions and shape of each.
+
+    The others have no axes, or their first one is a later axis of another array, as that of `lat` is for
+    `temperature[time, lat]`. If lengths still differ, the largest array decides. A dimension of None is no other's.
+    """
+    later = {
+        each for axes in dimensions.values() for each in axes[1:] if each is not None and each != axes[0]
+    }
+    with_axes = [name for name, axes in dimensions.items() if axes]
+    found = [name for name in with_axes if dimensions[name][0] not in later] or with_axes
+    firsts = {name: dimensions[name][0] for name in found}
+    if len({shapes[name][0] for name in found}) > 1 and None not in firsts.values():
+        largest = max(found, key=lambda name: math.prod(shapes[name]))
+        found = [name for name in found if firsts[name] == firsts[largest]]
+    return found
+
+
 def beside(name: str, metadata: Any) -> dict[str, str]:
     """Return the names of the arrays that belong to a ragged array: its "offsets", and its "shapes" if it has some."""
     spec, group = metadata.attributes[RAGGED], "".join(name.rpartition("/")[:2])
@@ -41,30 +69,27 @@ class UnsupportedArray(Exception):
     """An array that only zarr can read; the message says which feature is not supported here."""
 
 
-class ShardIndexFormat(NamedTuple):
-    """Storage format of the index of a shard: the offset and length of each chunk."""
+@dataclass(frozen=True)
+class ShardIndexFormat:
+    """Storage format of the index of a shard: an encoded array with the offset and the length of each chunk."""
 
-    shape: tuple[int, ...]  # chunks per shard along each axis
-    dtype: np.dtype[Any]
-    has_checksum: bool
+    decoder: ChunkDecoder
     is_at_end: bool
 
-    @property
-    def size(self) -> int:
-        """Bytes of the stored index."""
-        return 16 * int(np.prod(self.shape, dtype=np.int64)) + 4 * self.has_checksum
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Chunks per shard along each axis."""
+        return self.decoder.shape[:-1]
 
-    @property
+    @cached_property
     def bounds(self) -> tuple[int, int | None]:
         """The position of the index in its shard, as the start and stop of a slice."""
-        return (-self.size, None) if self.is_at_end else (0, self.size)
+        size = self.decoder.size + 4 * len(self.decoder.steps)  # each of them adds a checksum
+        return (-size, None) if self.is_at_end else (0, size)
 
     def decode(self, data: bytes) -> npt.NDArray[np.uint64]:
         """Return an array with the offset and length of each chunk in its last axis. Raises ValueError if invalid."""
-        if len(data) != self.size:
-            raise ValueError(f"the index of a shard must have {self.size} bytes, and has {len(data)}")
-        found = Crc32c().decode(data) if self.has_checksum else np.frombuffer(data, "u1")
-        return np.asarray(found.view(self.dtype).reshape(*self.shape, 2).astype(np.uint64))
+        return self.decoder.array(data)
 
 
 class ChunkPositions(NamedTuple):
@@ -136,96 +161,45 @@ class ArrayLayout:
 # Finding arrays.
 
 
-def arrays_at(fs: AbstractFileSystem, path: str, names: Sequence[str] | None) -> dict[str, Any]:
-    """Return zarr's metadata of the arrays with these names below `path`, by name: one round trip, two in Zarr v2.
+def arrays_at(store: FsspecStore, url: str, names: Sequence[str] | None) -> dict[str, Any]:
+    """Return zarr's metadata of the arrays with these names in the store, by name.
 
-    With None as `names`, return the array at `path` under the name "", or all arrays of the group and of the groups in
+    With None as `names`, return the array at `url` under the name "", or all arrays of the group and of the groups in
     it ("train/image"). Raises FileNotFoundError for a missing array.
     """
     if names is not None:
-        found, _ = _members(fs, path, names)
+        with ThreadPoolExecutor() as threads:
+            nodes = dict(zip(names, threads.map(partial(_node, store, url), names), strict=True))
+        found = {name: node.metadata for name, node in nodes.items() if isinstance(node, zarr.Array)}
         if missing := [name for name in names if name not in found]:
-            raise FileNotFoundError(
-                f"{fs.unstrip_protocol(path)} has no array {', '.join(map(repr, missing))}"
-            )
+            raise FileNotFoundError(f"{url} has no array {', '.join(map(repr, missing))}")
         return found
-    (root,) = _documents(fs, [f"{path}/zarr.json"])
-    if root is not None:
-        if root.get("node_type") == "array":
-            return {"": _metadata(fs, path, root)}
-        consolidated, ending = root.get("consolidated_metadata"), ""
-    else:
-        names = (".zarray", ".zmetadata", ".zgroup")
-        root, consolidated, group = _documents(fs, [f"{path}/{name}" for name in names])
-        if root is not None:
-            return {"": _metadata(fs, path, root)}
-        if consolidated is None and group is None:
-            raise FileNotFoundError(f"{fs.unstrip_protocol(path)} is not a Zarr array or group")
-        ending = "/.zarray"
-    if consolidated is None:
-        return dict(sorted(_below(fs, path)))
-    arrays = {
-        name.removesuffix(ending): node
-        for name, node in (consolidated.get("metadata") or {}).items()
-        if (name.endswith(ending) if ending else node.get("node_type") == "array")
-    }
-    return {name: _metadata(fs, f"{path}/{name}", arrays[name]) for name in sorted(arrays)}
+    root = _node(store, url, "")
+    if root is None:
+        raise FileNotFoundError(f"{url} is not a Zarr array or group")
+    if isinstance(root, zarr.Array):
+        return {"": root.metadata}
+    with _naming(url):
+        members = sorted(root.members(max_depth=None))
+    return {name: node.metadata for name, node in members if isinstance(node, zarr.Array)}
 
 
-def _below(fs: AbstractFileSystem, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the name and metadata of each array of the group at `path`, and of the groups in it."""
-    folders = [info["name"] for info in fs.ls(path, detail=True) if info["type"] == "directory"]
-    names = [str(folder).rstrip("/").rpartition("/")[2] for folder in folders]
-    arrays, others = _members(fs, path, names)
-    yield from arrays.items()
-    for group in others:
-        for name, metadata in _below(fs, f"{path}/{group}"):
-            yield f"{group}/{name}", metadata
+def _node(store: FsspecStore, url: str, name: str) -> Any:
+    """Return the array or group of this name in the store; None if there is none."""
+    for zarr_format in (3, 2):
+        with contextlib.suppress(FileNotFoundError), _naming(f"{url}/{name}" if name else url):
+            return zarr.open(store, path=name, mode="r", zarr_format=zarr_format)
+    return None
 
 
-def _members(fs: AbstractFileSystem, path: str, names: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the metadata of the arrays with these names, and the names of groups."""
-    found, groups, missing = {}, [], list(names)
-    for ending in ("zarr.json", ".zarray", ".zgroup"):
-        documents = _documents(fs, [f"{path}/{name}/{ending}" for name in missing])
-        for name, document in zip(missing, documents, strict=True):
-            if document is None:
-                continue
-            if ending == ".zgroup" or document.get("node_type") == "group":
-                groups.append(name)
-            else:
-                found[name] = _metadata(fs, f"{path}/{name}", document)
-        missing = [name for name, document in zip(missing, documents, strict=True) if document is None]
-    return {name: found[name] for name in names if name in found}, groups
-
-
-def _documents(fs: AbstractFileSystem, paths: list[str]) -> list[dict[str, Any] | None]:
-    documents: list[dict[str, Any] | None] = []
-    for path, data in zip(paths, fs.cat_ranges(paths, None, None, on_error="return"), strict=True):
-        if isinstance(data, ABSENT):
-            documents.append(None)
-            continue
-        if isinstance(data, BaseException):
-            raise data
-        try:
-            document = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{fs.unstrip_protocol(path)} is not valid Zarr metadata: {error}") from error
-        if not isinstance(document, dict):
-            raise ValueError(f"{fs.unstrip_protocol(path)} is not valid Zarr metadata: {document!r:.100}")
-        documents.append(document)
-    return documents
-
-
-def _metadata(fs: AbstractFileSystem, path: str, document: dict[str, Any]) -> Any:
-    from zarr.core.metadata.v2 import ArrayV2Metadata
-    from zarr.core.metadata.v3 import ArrayV3Metadata
-
+@contextlib.contextmanager
+def _naming(url: str) -> Iterator[None]:
     try:
-        return (ArrayV2Metadata if document.get("zarr_format") == 2 else ArrayV3Metadata).from_dict(document)
-    except Exception as error:  # any type: zarr's own message says what it does not support
-        error.add_note(f"in the metadata of {fs.unstrip_protocol(path)}")
+        yield
+    except OSError:
         raise
+    except Exception as error:  # any type: zarr raises what its parsing meets
+        raise ValueError(f"{url} has no valid Zarr metadata, or none that zarr supports: {error}") from error
 
 
 # Chunk layout.
@@ -242,7 +216,8 @@ def layout_of(path: str, metadata: Any) -> ArrayLayout:
     if metadata.zarr_format == 2:
         head, separator, chunk = "", metadata.dimension_separator, tuple(metadata.chunks)
         steps = (*filter(None, [metadata.compressor]), *reversed(metadata.filters or ()))
-        decoder = ChunkDecoder(chunk, dtype, steps, order=metadata.order)
+        axes = tuple(range(len(chunk)))[::-1] if metadata.order == "F" and len(chunk) > 1 else None
+        decoder = ChunkDecoder(chunk, dtype, steps, axes)
     else:
         grid = metadata.chunk_grid.to_dict()
         if grid.get("name") != "regular":
@@ -289,16 +264,12 @@ def _as_dict(codec: Any) -> dict[str, Any]:
 
 
 def _index(shape: tuple[int, ...], settings: dict[str, Any]) -> ShardIndexFormat:
-    first, *others = [_as_dict(codec) for codec in settings["index_codecs"]]
-    names = [codec["name"] for codec in (first, *others)]
+    codecs = [_as_dict(codec) for codec in settings["index_codecs"]]
+    names = [codec["name"] for codec in codecs]
     if names not in (["bytes"], ["bytes", "crc32c"]):
         raise UnsupportedArray(f"the index of its shards is encoded by {', '.join(names)}")
-    return ShardIndexFormat(
-        shape,
-        _stored(np.dtype(np.uint64), first),
-        has_checksum=bool(others),
-        is_at_end=str(settings.get("index_location", "end")) == "end",
-    )
+    is_at_end = str(settings.get("index_location", "end")) == "end"
+    return ShardIndexFormat(_decoder((*shape, 2), np.dtype(np.uint64), codecs), is_at_end)
 
 
 def _stored(dtype: np.dtype[Any], codec: dict[str, Any]) -> np.dtype[Any]:

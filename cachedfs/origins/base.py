@@ -19,24 +19,6 @@ from cachedfs.common.types import AnyVersion, Changes, ObjectInfo, Range, Suffix
 if TYPE_CHECKING:
     from cachedfs.origins.request_slots import RequestSlots
 
-__all__ = [
-    "Alone",
-    "HasStorageQuota",
-    "Origin",
-    "Reply",
-    "SimpleOrigin",
-    "Uploader",
-    "before_next_page",
-    "clipped",
-    "content_range",
-    "describe",
-    "has_stale_answer",
-    "http_date",
-    "number",
-    "range_header",
-    "subject_of",
-]
-
 
 def range_header(want: Range | Suffix | None) -> str | None:
     """Return the `Range` header for a non-empty range, always with an end; None for the whole object."""
@@ -274,6 +256,18 @@ class HasStorageQuota(Protocol):
 
     async def storage_quota(self, path: str) -> tuple[int, int] | None:
         """Return the limit and the free bytes of the account's storage at `path`; None without a limit."""
+        ...
+
+
+@runtime_checkable
+class LooksUpPaths(Protocol):
+    """An origin that looks names up by folder, and can find a path of them with one request."""
+
+    async def lookup_path(self, path: str) -> Sequence[ObjectInfo]:
+        """Return what the first names of `path` lead to, one after the other, without its top.
+
+        It may end early: what it lacks may exist.
+        """
         ...
 
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from cachedfs.origins.base import http_date
 
-__all__ = ["evidence_of", "fingerprint", "unique_fingerprint", "is_recent", "is_same_evidence"]
-
 _HASHES = ("md5", "md5Hash", "md5Checksum", "Content-MD5", "content-md5", "sha256", "sha1", "checksum")
 _EVIDENCE = (("generation", ("generation",)), ("etag", ("etag", "ETag", "e_tag")), ("hash", _HASHES))
 _TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "modified", "created")

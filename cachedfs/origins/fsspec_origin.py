@@ -8,10 +8,11 @@ for the bytes of one ETag.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from datetime import datetime
 from typing import Any
 
@@ -25,8 +26,6 @@ from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, invoke, 
 from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.request_slots import OpenRequest, RequestSlots, is_speculative
 from cachedfs.origins.retry import RetryPolicy
-
-__all__ = ["ClientOrigin", "FsspecOrigin", "jsonable", "plain_path"]
 
 _PIECE = 32 << 20  # most bytes of one inner read, kept in memory; the reader's requests are 8 MiB
 
@@ -63,10 +62,12 @@ class FsspecOrigin(SimpleOrigin):
         loop: asyncio.AbstractEventLoop,
         on_request: Callable[[], None],
         concurrency: int = 16,
+        policy: RetryPolicy | None = None,
     ) -> None:
         super().__init__(identity, on_request, RequestSlots(concurrency))
+        self._policy = policy or RetryPolicy()
         self._protocol, self._options, self._loop = protocol, dict(options), loop
-        self._inner = AsyncOnce(self._make)
+        self._inner, self._connection = AsyncOnce(self._make), AsyncOnce(self._connect)
         self._has_warned = False
 
     async def _make(self) -> Any:
@@ -90,7 +91,16 @@ class FsspecOrigin(SimpleOrigin):
         self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
     ) -> AbstractAsyncContextManager[Reply]:
         """Request bytes; entering returns when the first piece has arrived and its version is confirmed."""
-        return _Read(self, path, want, pinned)
+        return self._reading(path, want, pinned)
+
+    @asynccontextmanager
+    async def _reading(
+        self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
+    ) -> AsyncIterator[Reply]:
+        reply = _Read(self, self.object_path(await self.filesystem(), path), want, pinned)
+        async with aclosing(reply.run()) as reply.pieces:
+            await anext(reply.pieces)
+            yield reply
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
@@ -120,8 +130,14 @@ class FsspecOrigin(SimpleOrigin):
         with mapped(self.url(path), f"calling {method}"), request:
             return await invoke(inner, method, *args, **options)
 
+    async def _connect(self) -> Any:
+        """Return an object whose `session` is closed with the origin, where reads are requests of our own."""
+        raise NotImplementedError
+
     async def aclose(self) -> None:
-        """Close the sessions of the inner filesystem; the next call creates a new one."""
+        """Close our session and those of the inner filesystem; the next call creates new ones."""
+        if (connection := self._connection.take()) is not None:
+            await connection.session.close()
         if (inner := self._inner.take()) is not None:
             await close_session(inner)
 
@@ -168,32 +184,6 @@ class FsspecOrigin(SimpleOrigin):
         )
 
 
-class ClientOrigin(FsspecOrigin):
-    """An origin that reads with requests of its own, with the settings of its inner filesystem."""
-
-    def __init__(
-        self,
-        protocol: str,
-        options: Mapping[str, Any],
-        *,
-        policy: RetryPolicy,
-        **given: Any,
-    ) -> None:
-        super().__init__(protocol, options, **given)
-        self._policy = policy
-        self._connection: AsyncOnce[Any] = AsyncOnce(self._connect)
-
-    async def _connect(self) -> Any:
-        """Return an object whose `session` is closed with the origin."""
-        raise NotImplementedError
-
-    async def aclose(self) -> None:
-        """Close our session and those of the inner filesystem."""
-        if (connection := self._connection.take()) is not None:
-            await connection.session.close()
-        await super().aclose()
-
-
 def _is_same(now: ObjectInfo, then: ObjectInfo) -> bool:
     """Return whether two lookups show the same version, as far as the origin tells."""
     if now.size is not None or then.fingerprint is not None:
@@ -204,93 +194,80 @@ def _is_same(now: ObjectInfo, then: ObjectInfo) -> bool:
     return now.kind == then.kind and next(evidence) == next(evidence)
 
 
+@dataclasses.dataclass(eq=False)
 class _Read:
     """A read of one version; each piece is held back until its version is confirmed."""
 
-    info: ObjectInfo
-    start: int
-    stop: int
-    is_checked_at_end = False
-
-    def __init__(
-        self, origin: FsspecOrigin, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
-    ) -> None:
-        self._origin, self._path, self._want, self._pinned = origin, path, want, pinned
-        self._url, self._doing = origin.url(path), describe(want)
-        self._piece = b""
-        self._position = 0
-        self._etag: str | None = None  # the one to read, where the filesystem has conditional reads
-
-    async def __aenter__(self) -> Reply:
-        self._path = self._origin.object_path(await self._origin.filesystem(), self._path)
-        try:
-            await self._begin()
-        except ObjectChanged:
-            if self._pinned is not None:
-                raise
-            await self._begin()  # no bytes were returned yet, so read the newer version
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self._piece = b""
+    origin: FsspecOrigin
+    path: str
+    want: Range | Suffix | None
+    pinned: ObjectInfo | None
+    info: ObjectInfo = dataclasses.field(init=False)
+    start: int = 0
+    stop: int = 0
+    is_checked_at_end: bool = False
+    pieces: AsyncIterator[bytes] = dataclasses.field(init=False)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
+        return self.pieces
 
-    async def __anext__(self) -> bytes:
-        if not self._piece and self._position < self.stop:
-            self._piece = await self._next_piece()
-        if not self._piece:
-            raise StopAsyncIteration
-        piece, self._piece = self._piece, b""
-        self._position += len(piece)
-        return piece
+    async def run(self) -> AsyncGenerator[bytes, None]:
+        """Yield b"" when the first piece is confirmed, then the bytes."""
+        try:
+            piece = await self._begin()
+        except ObjectChanged:
+            if self.pinned is not None:
+                raise
+            piece = await self._begin()  # no bytes were returned yet, so read the newer version
+        yield b""
+        at = self.start
+        while piece:
+            yield piece
+            at += len(piece)
+            piece = await self._piece(at) if at < self.stop else b""
 
-    async def _begin(self) -> None:
-        """Choose the version and the range, and read the first piece."""
-        self.info = self._pinned or await self._origin.lookup(self._path)
-        if self.info.kind == "directory":
-            raise IsAFolder(f"{self._url}: this is a folder; list it, or read an object in it")
-        if self.info.size is None:
-            await self._read_unsized()
-            return
-        if hasattr(await self._origin.filesystem(), "_read_version"):
-            self._etag = self.info.details.get("ETag") or None
-        span = clipped(self._want, self.info.size)
-        self.start = self._position = span.start
-        self.stop = span.stop
-        self._piece = await self._next_piece()
+    async def _begin(self) -> bytes:
+        """Choose the version and the range, and return the first piece."""
+        self.info = info = self.pinned or await self.origin.lookup(self.path)
+        if info.kind == "directory":
+            raise IsAFolder(f"{self.url}: this is a folder; list it, or read an object in it")
+        whole = None
+        if info.size is None:
+            whole = await self._bytes(None)
+            await self._confirm()
+            self.info = info = ObjectInfo(self.path, size=len(whole), details=info.details)
+        assert info.size is not None
+        span = clipped(self.want, info.size)
+        self.start, self.stop = span.start, span.stop
+        if whole is not None:
+            return whole[span.start : span.stop]
+        if span.size:
+            return await self._piece(span.start)
+        if self.pinned is not None:
+            await self._confirm()
+        return b""
 
-    async def _read_unsized(self) -> None:
-        """Read the whole object, because its size is unknown, and keep the range that was requested."""
-        data = await self._bytes(None)
-        await self._confirm()
-        span = clipped(self._want, len(data))
-        self.start = self._position = span.start
-        self.stop = span.stop
-        self.info = ObjectInfo(self._path, size=len(data), details=self.info.details)
-        self._piece = data if span.size == len(data) else data[span.start : span.stop]
-
-    async def _next_piece(self) -> bytes:
+    async def _piece(self, start: int) -> bytes:
         """Return the next bytes, which are of this version: their ETag or another lookup says so."""
-        span = Range(self._position, min(self._position + _PIECE, self.stop))
-        if not span.size:
-            if self._pinned is not None:
-                await self._confirm()
-            return b""
-        data = self._cut_to(await self._bytes(span), span)
-        if self._etag is None:
+        span = Range(start, min(start + _PIECE, self.stop))
+        has_condition = hasattr(await self.origin.filesystem(), "_read_version")
+        etag = self.info.details.get("ETag") or None if has_condition else None
+        data = await self._bytes(span, etag)
+        if len(data) == self.info.size:  # also where the server ignored the range
+            data = data[span.start : span.stop]
+        if len(data) != span.size:
+            raise self._changed(f"{len(data)} bytes came instead of {span.size}")
+        if etag is None:
             await self._confirm()
         return data
 
-    async def _bytes(self, span: Range | None) -> bytes:
+    async def _bytes(self, span: Range | None, etag: str | None = None) -> bytes:
+        options: dict[str, Any] = {"start": span and span.start, "end": span and span.stop}
+        if etag is not None:
+            options |= {"etag": etag, "size": self.info.size}
         try:
-            with mapped(self._url, self._doing, is_read=True):
-                method = "cat_file"
-                options: dict[str, Any] = {"start": span and span.start, "end": span and span.stop}
-                if span is not None and self._etag is not None:
-                    method, options = "read_version", {**options, "etag": self._etag, "size": self.info.size}
-                data = await self._origin.ask(method, self._path, **options)
+            with mapped(self.url, describe(self.want), is_read=True):
+                data = await self.origin.ask("read_version" if etag else "cat_file", self.path, **options)
         except (FileNotFoundError, IsADirectoryError) as error:
             raise self._changed("it is gone") from error
         except CachedFSError:
@@ -300,23 +277,21 @@ class _Read:
             raise self._changed("the answer has another ETag")
         return data if isinstance(data, bytes) else bytes(data)
 
-    def _cut_to(self, data: bytes, span: Range) -> bytes:
-        if len(data) == span.size:
-            return data
-        if len(data) == self.info.size:  # the server ignored the range and sent the whole object
-            return data[span.start : span.stop]
-        raise self._changed(f"{len(data)} bytes came instead of {span.size}")
-
     async def _confirm(self) -> None:
         """Raise ObjectChanged unless the object is still the version being read."""
         try:
-            now = await self._origin.lookup(self._path)
+            now = await self.origin.lookup(self.path)
         except FileNotFoundError as error:
             raise self._changed("it is gone") from error
         if not _is_same(now, self.info):
             raise self._changed(f"it was {self.info.fingerprint}, and is {now.fingerprint}")
 
+    @property
+    def url(self) -> str:
+        return self.origin.url(self.path)
+
     def _changed(self, how: str) -> ObjectChanged:
+        doing = describe(self.want)
         return ObjectChanged(
-            f"{self._url}: the object changed while it was read ({self._doing}: {how}); open it again"
+            f"{self.url}: the object changed while it was read ({doing}: {how}); open it again"
         )

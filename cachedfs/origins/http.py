@@ -23,22 +23,10 @@ from cachedfs.origins.base import has_stale_answer
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.origin_errors import object_of, well_formed
 from cachedfs.origins.request_slots import OpenRequest
-from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, foreign, untrusted
+from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, foreign, time_limit, untrusted
 
 if TYPE_CHECKING:
     from cachedfs.origins.request_slots import RequestSlots
-
-__all__ = [
-    "Auth",
-    "HTTPClient",
-    "RequestLimits",
-    "HTTPResponse",
-    "Timeouts",
-    "is_on_time",
-    "new_connector",
-    "other_host",
-    "timeouts_of",
-]
 
 T = TypeVar("T")
 MOST_REDIRECTS = 5  # Google's services need none
@@ -157,17 +145,7 @@ class HTTPClient:
         self._wait_s = 0.0  # moving average of the time until an answer, of requests with a timeout
         self._timeouts, self._limits = timeouts, limits
         # `judge` raises for a status.
-        common = {"max_redirects": MOST_REDIRECTS, **options, "raise_for_status": False}
-        # By whether the body is taken as it is stored, and whether a stale answer can be served.
-        self._options: dict[tuple[bool, bool], dict[str, Any]] = {
-            (as_stored, is_stale): {
-                "timeout": timeout,
-                **common,
-                **({"auto_decompress": False} if as_stored else {}),
-            }
-            for as_stored in (False, True)
-            for is_stale, timeout in ((False, timeouts.usual), (True, timeouts.stale))
-        }
+        self._options = {"max_redirects": MOST_REDIRECTS, **options, "raise_for_status": False}
 
     async def json(self, request: HTTPRequest, parse: Callable[[dict[str, Any]], T]) -> T:
         """Return what `parse` makes of the JSON object that the service answers to `request`, after retries.
@@ -203,8 +181,11 @@ class HTTPClient:
         try:
             auth = await self._auth.headers() if self._auth else {}
             sent = await self._limits.wait(request) if self._limits else None
-            options = {**self._options[request.as_stored, has_stale_answer.get()], "params": request.params}
+            timeout = self._timeouts.stale if has_stale_answer.get() else self._timeouts.usual
+            options = {"timeout": timeout, **self._options, "params": request.params}
             options["headers"] = {**request.headers, **auth}
+            if request.as_stored:
+                options["auto_decompress"] = False
             self._on_request()
             url, response.began = URL(request.url, encoded=True), time.monotonic()
             is_plain = (request.data, request.within_s, request.follows_redirects) == (None, None, True)
@@ -234,13 +215,10 @@ class HTTPClient:
         if request.within_s is None:
             return await ask(method, url, **options)
         began, within_s = time.monotonic(), max(request.within_s, _LATE * self._wait_s)
-        try:
-            async with asyncio.timeout(within_s) as timeout:
-                response = await ask(method, url, **options)
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-            raise RetryableError(f"no answer came within {within_s:g} s", is_late=True) from None
+        async with time_limit(
+            within_s, RetryableError(f"no answer came within {within_s:g} s", is_late=True)
+        ):
+            response = await ask(method, url, **options)
         wait_s = time.monotonic() - began
         self._wait_s += (wait_s - self._wait_s) * (_WEIGHT if self._wait_s else 1)
         return response

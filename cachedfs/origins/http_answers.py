@@ -9,14 +9,13 @@ from datetime import datetime
 from email.utils import formatdate
 from typing import Any, Literal, NamedTuple
 
+from cachedfs.common.logging import without_secrets
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, ObjectNotFound, RequestRejected
 from cachedfs.origins.base import content_range, http_date, number
 from cachedfs.origins.evidence import fingerprint, is_recent, is_same_evidence
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.origin_errors import Errors, error_of, refusal, retryable, without_secrets
-
-__all__ = ["HTTPAnswer", "Comparison", "answer_of", "compared", "failure"]
+from cachedfs.origins.origin_errors import Errors, error_of, refusal, retryable
 
 _DECODED = frozenset({"gzip", "deflate", "br", "zstd"})  # the encodings that aiohttp decodes
 _DENIED = "access denied; check the credentials (headers, auth, cookies), and whether the URL has expired"

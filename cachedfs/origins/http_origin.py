@@ -7,34 +7,29 @@ asked, because its size may be another. fsspec's HTTPFileSystem gives the option
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.origins.base import Reply, describe
-from cachedfs.origins.fsspec_origin import ClientOrigin
+from cachedfs.origins.fsspec_origin import FsspecOrigin
 from cachedfs.origins.http_answers import failure
 from cachedfs.origins.http_connection import HTTPConnection, VersionEvidence
 from cachedfs.origins.http_read import HTTPRead
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.origin_errors import mapped
-from cachedfs.origins.retry import RetryPolicy
-
-__all__ = ["HTTPOrigin"]
 
 _MOST_REDIRECTS = 10  # as in aiohttp
 
 
-class HTTPOrigin(ClientOrigin):
+class HTTPOrigin(FsspecOrigin):
     """Objects behind http:// and https:// URLs; the fingerprint is the ETag, or else the time of the last change."""
 
     _connection: AsyncOnce[HTTPConnection]
 
-    def __init__(
-        self, protocol: str, options: Mapping[str, Any], *, policy: RetryPolicy | None = None, **given: Any
-    ) -> None:
-        super().__init__(protocol, options, policy=policy or RetryPolicy(), **given)
+    def __init__(self, protocol: str, options: Mapping[str, Any], **given: Any) -> None:
+        super().__init__(protocol, options, **given)
         self._evidence = VersionEvidence(self.url, self._warn)
 
     async def _make(self) -> Any:
@@ -88,9 +83,7 @@ class HTTPOrigin(ClientOrigin):
         url = self.url(path)
         with mapped(url, describe(want)):
             connection = await self._connection.get()
-        reply = HTTPRead(url, path, want, pinned, self._policy, connection=connection)
-        async with aclosing(reply.run()) as reply.pieces:
-            await anext(reply.pieces)
+        async with HTTPRead(url, path, want, pinned, self._policy, connection=connection) as reply:
             yield reply
 
 

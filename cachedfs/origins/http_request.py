@@ -9,18 +9,17 @@ from typing import NamedTuple
 from cachedfs.common.types import Range, Suffix
 from cachedfs.origins.base import describe
 
-__all__ = ["Answer", "HTTPRequest"]
-
 _GOOD = frozenset({200, 206, 416})
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True)
 class HTTPRequest:
     """One request before it is sent; errors name its `subject` and its `purpose`."""
 
     url: str  # percent-encoded
-    params: Mapping[str, str] = dataclasses.field(default_factory=dict)
     subject: str
+    _: dataclasses.KW_ONLY
+    params: Mapping[str, str] = dataclasses.field(default_factory=dict)
     doing: str = ""  # "": reading `want`
     want: Range | Suffix | None = None  # the bytes that its Range header names
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -22,8 +22,6 @@ from cachedfs.origins.evidence import fingerprint, is_same_evidence
 from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.request_slots import OpenRequest, RequestSlots, is_speculative
 
-__all__ = ["ObstoreOrigin", "identity_of_store", "root_of_store"]
-
 _PIECE = 256 << 10  # least bytes that obstore hands over at a time
 _ENVIRONMENT = {"S3Store": "AWS_", "GCSStore": "GOOGLE_", "AzureStore": "AZURE_"}
 # What obstore takes from the environment, and `store.config` does not show.

@@ -13,8 +13,6 @@ from urllib.request import getproxies_environment, proxy_bypass
 if TYPE_CHECKING:
     import requests
 
-__all__ = ["configure", "proxy_of", "trusted"]
-
 
 def proxy_of(url: str) -> str | None:
     """Return the environment's proxy for `url`, or None; raise ValueError for a proxy that is not supported.

@@ -17,21 +17,7 @@ from fsspec.config import conf
 
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ObjectInfo
-from cachedfs.origins.base import Alone, Origin, Reply
-
-__all__ = [
-    "Alone",
-    "Origin",
-    "Reply",
-    "check_options",
-    "identity_lasts_s",
-    "identity_of",
-    "is_whole",
-    "lookup_reads_names",
-    "names_a_version",
-    "open_origin",
-    "with_known_details",
-]
+from cachedfs.origins.base import Alone, Origin
 
 _GCS = ("gs", "gcs")
 _HTTP = ("http", "https")
@@ -133,8 +119,7 @@ def identity_of(
         aware = _AWARE if given.get("version_aware") else ""
         return f"gs|{_gcs_host(given, environ)}|{_gcs_account(given)}{aware}"
     if protocol == "drive":
-        from cachedfs.origins.drive.account_key import account_key
-        from cachedfs.origins.drive.options import DriveOptions
+        from cachedfs.origins.drive.options import DriveOptions, account_key
 
         drive = DriveOptions.of(given)
         return f"drive|{_host_of(drive.endpoint_url)}|{account_key(drive, may_ask=may_ask)}"

@@ -19,16 +19,6 @@ from cachedfs.common import event_log
 from cachedfs.common.logging import public_url
 from cachedfs.config import FIRST_AT_ONCE
 
-__all__ = [
-    "LEAST_WINDOW",
-    "SPECULATIVE_FACTOR",
-    "ConcurrencyWindow",
-    "OpenRequest",
-    "RequestSlots",
-    "is_speculative",
-    "speculative",
-]
-
 logger = logging.getLogger("cachedfs.origins")
 
 SPECULATIVE_FACTOR = 2  # times the window, for speculative requests

@@ -6,14 +6,13 @@ import asyncio
 import dataclasses
 import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import datetime
 
 from cachedfs.common.logging import has_secrets
 from cachedfs.errors import OriginUnavailable, OriginUnreachable
 from cachedfs.origins.base import http_date, number
-
-__all__ = ["RetryAttempts", "RetryPolicy", "RetryableError", "delay", "foreign", "retry_after_s", "untrusted"]
 
 # Least waits after refusals of one request for its rate, in multiples of `base_s`: more than a minute in all, because
 # limits are counts per minute, and others may have used one up.
@@ -82,6 +81,18 @@ def foreign(reason: str, *, is_absence: bool = False) -> RetryableError:
         "endpoint, or try again later"
     )
     return RetryableError(reason, remedy=remedy, is_absence=is_absence)
+
+
+@asynccontextmanager
+async def time_limit(within_s: float | None, late: Exception) -> AsyncIterator[None]:
+    """Raise `late` if the block takes longer; a timeout of the block's own is raised as it is."""
+    try:
+        async with asyncio.timeout(within_s) as timeout:
+            yield
+    except TimeoutError:
+        if not timeout.expired():
+            raise
+        raise late from None
 
 
 def delay(attempt: int, policy: RetryPolicy, *, at_least_s: float = 0.0) -> float:

@@ -3,42 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import calendar
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from cachedfs.common.logging import without_secrets
 from cachedfs.errors import OriginUnreachable
 from cachedfs.origins.base import has_stale_answer
-from cachedfs.origins.origin_errors import token_server_away, without_secrets
-from cachedfs.origins.retry import RetryableError, RetryPolicy, untrusted
-
-__all__ = ["TokenSource", "finding_credentials", "is_expired", "left_s", "message_of", "refresh"]
+from cachedfs.origins.origin_errors import token_server_away
+from cachedfs.origins.retry import RetryableError, RetryPolicy, time_limit, untrusted
 
 _EXPIRES_SOON_S = 300  # as in gcsfs: a token that lasts less is renewed before it is used
 _EXPIRED_S = 10  # a token that lasts less may be refused when it arrives
 _SOON_AGAIN_S = 30  # a metadata server returns the same token until it expires: do not ask for every request
 
 
-@asynccontextmanager
-async def finding_credentials(subject: str, policy: RetryPolicy) -> AsyncIterator[None]:
+def finding_credentials(subject: str, policy: RetryPolicy) -> AbstractAsyncContextManager[None]:
     """Wait for the block, which looks for credentials, but not for long where a stale answer can be served.
 
     Raises OriginUnreachable then. Without a network, Google's library looks for default credentials for 15 s.
     """
-    within_s = policy.reach_stale_s if has_stale_answer.get() else None
-    try:
-        async with asyncio.timeout(within_s) as timeout:
-            yield
-    except TimeoutError:
-        if not timeout.expired():
-            raise
-        raise OriginUnreachable(f"{subject}: no credentials were found within {within_s:g} s") from None
+    late = OriginUnreachable(f"{subject}: no credentials were found within {policy.reach_stale_s:g} s")
+    return time_limit(policy.reach_stale_s if has_stale_answer.get() else None, late)
 
 
 def left_s(token: str | None, expiry: datetime | None) -> float:
@@ -69,68 +60,42 @@ class TokenSource:
         self._credentials, self._refresh, self._policy = credentials, refresh, policy
         self.without_token: dict[str, str] = {}  # the headers to send without credentials
         self._renewal: asyncio.Future[object] | None = None
-        self._early_at = -math.inf  # when the last early renewal began or ended
+        self._early_at = -math.inf  # when a token may be renewed early again
 
     async def headers(self) -> dict[str, str]:
         """Return the headers to send; renew a token that is about to expire."""
-        if (credentials := self._credentials()) is None:
+        if (held := self._credentials()) is None:
             return self.without_token
-        soon, expiry = time.time() + _EXPIRES_SOON_S, credentials.expiry
-        if credentials.token is None or (expiry and calendar.timegm(expiry.utctimetuple()) <= soon):
-            await self._renew_early(left_s(credentials.token, expiry))
-        headers: dict[str, str] = {}
-        if (credentials := self._credentials()) is not None and credentials.token is not None:
-            credentials.apply(headers)
-        return headers
-
-    async def _renew_early(self, lasts_s: float) -> None:
-        """Renew a token that lasts for so many seconds only; google-auth's own `valid` ends minutes earlier."""
+        lasts_s = left_s(held.token, held.expiry)  # google-auth's own `valid` ends minutes earlier
         if is_expired(lasts_s):
             await self.renew(self.current())
-        elif not self._is_renewing() and self._may_renew_early():
-            # If this fails, the token still works for some minutes.
-            with suppress(Exception):
+        elif lasts_s <= _EXPIRES_SOON_S and self._renewal is None and time.monotonic() >= self._early_at:
+            try:
                 await self.renew(self.current())
-            # Again, so that a renewal that ends in a long timeout is not followed by the next.
-            self._early_at = time.monotonic()
-
-    def _may_renew_early(self) -> bool:
-        now = time.monotonic()
-        if now - self._early_at < _SOON_AGAIN_S:
-            return False
-        self._early_at = now
-        return True
-
-    def _is_renewing(self) -> bool:
-        return self._renewal is not None and not self._renewal.done()
+            except Exception:  # of any kind: the token still works for some minutes
+                pass
+            finally:  # a renewal that ends in a long timeout is not followed by the next
+                self._early_at = time.monotonic() + _SOON_AGAIN_S
+        return self.current()
 
     async def renew(self, refused: Mapping[str, str]) -> bool:
         """Get another token than the refused one, unless another request just did.
 
         Return False if there is none. Requests that wait for the same renewal share its failure, and a cancelled one
-        does not stop it.
+        does not stop it. It goes on in its thread if it takes longer than a request may wait.
         """
         if self._credentials() is None:
             return False
         if self.current() == refused:
-            if not self._is_renewing() or self._renewal is None:
+            if self._renewal is None:
                 self._renewal = asyncio.ensure_future(asyncio.to_thread(self._refresh))
                 self._renewal.add_done_callback(self._end_renewal)
-            await self._end_of_renewal()
-        return self.current() != refused
-
-    async def _end_of_renewal(self) -> None:
-        """Wait for the renewal, which goes on in its thread if it takes longer than a request may."""
-        assert self._renewal is not None
-        within_s = self._policy.reach_stale_s if has_stale_answer.get() else self._policy.reach_s
-        try:
-            # No variable holds the future: its error would hold this frame, and so itself.
-            async with asyncio.timeout(within_s) as timeout:
+            within_s = self._policy.reach_stale_s if has_stale_answer.get() else self._policy.reach_s
+            late = RetryableError(f"no token came within {within_s:g} s", is_unreachable=True)
+            async with time_limit(within_s, late):
+                # No variable holds the future: its error would hold this frame, and so itself.
                 await asyncio.shield(self._renewal)
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-            raise RetryableError(f"no token came within {within_s:g} s", is_unreachable=True) from None
+        return self.current() != refused
 
     def _end_renewal(self, done: asyncio.Future[object]) -> None:
         """Remove a renewal: its error has the frames of all that waited for it."""

@@ -9,6 +9,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, BinaryIO, Generic, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -18,17 +19,6 @@ from cachedfs.origins.base import number
 from cachedfs.origins.evidence import is_same_evidence
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, foreign
-
-__all__ = [
-    "JSON",
-    "PIECE",
-    "UNKNOWN_SESSION",
-    "GoogleUpload",
-    "SessionExpired",
-    "UploadContent",
-    "check_version",
-    "version_conflict",
-]
 
 T = TypeVar("T")
 
@@ -98,10 +88,8 @@ class UploadContent:
 
     def md5(self) -> str:
         """Return the MD5 of all bytes as Drive writes it; blocks on the disk."""
-        total = hashlib.md5(usedforsecurity=False)
-        for piece in self.pieces():
-            total.update(piece)
-        return total.hexdigest()
+        self._file.seek(0)
+        return hashlib.file_digest(self._file, partial(hashlib.md5, usedforsecurity=False)).hexdigest()  # type: ignore[arg-type]
 
 
 # Google's uploads

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import logging
 import math
-import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from cachedfs.common import text
 from cachedfs.common.executor import n_cores
 from cachedfs.datasets import arguments
 from cachedfs.datasets.file_list import URLs
-from cachedfs.packing.executors import DaskTaskPool, TaskPool, ThreadTaskPool, client_of, settle
+from cachedfs.packing.executors import TaskPool, dask_client
 from cachedfs.packing.layout import StorePlan, metadata_of, plan_of
 from cachedfs.packing.pack_types import OFFSETS
 from cachedfs.packing.runner import ShardRunner, write_small
@@ -32,7 +31,7 @@ __all__ = ["Packed", "Packing", "pack", "part_size"]
 
 ATTRIBUTE = "cachedfs_pack"  # name of the group attribute that describes the source
 FORMAT = 1
-PLAN_FORMAT = 3  # of the plan in the working files: 3 reads Parquet in other parts
+PLAN_FORMAT = 4  # of the plan in the working files: 4 counts records of text and Parquet files
 WINDOW = "96MiB"  # prefetch window: more than one shard (64 MiB), and still little memory
 
 logger = logging.getLogger("cachedfs.packing")
@@ -91,7 +90,9 @@ def pack(
     *,
     kind: str | None = None,
     decode: str | None = None,
-    columns: Sequence[str] | Mapping[str, str | None] | None = None,
+    columns: Sequence[Any] | Mapping[str, str | None] | None = None,
+    rename: Mapping[str, str] | None = None,
+    csv: Mapping[str, Any] | None = None,
     chunk_bytes: int | str | None = None,
     shard_bytes: int | str | None = None,
     codec: str | None = None,
@@ -111,11 +112,13 @@ def pack(
         print(packed)
 
     `source` is a folder, a pattern, a file or a list of URLs. `kind` is "files" (one sample for each file), "lines",
-    "jsonl", "csv", "parquet", "hdf5" or "tar" (WebDataset). None detects it from file names and first bytes. Files are
+    "jsonl", "csv", "parquet", "feather", "hdf5" or "tar" (WebDataset). None detects it from file names and first bytes. Files are
     packed as bytes; `decode="image"` packs their pixels, turned by their EXIF orientation, and "image-raw" as they are
-    stored. Hidden files (`.DS_Store`, `Thumbs.db`) of folders and patterns are left out. `columns` lists the columns, endings or datasets to pack. For
-    lines, jsonl, csv and parquet it may be a dictionary from name to type: "float32", "float32[768]", "ragged int64",
-    "utf8", "bytes", "json" or None (detect it). For images, `{"image": "ragged"}` allows any mix of shapes.
+    stored. Hidden files (`.DS_Store`, `Thumbs.db`) of folders and patterns are left out. `columns` lists the columns, endings or datasets to pack. Columns
+    of lines and tables may be pairs of a name and a type: "float32", "float32[768]", "ragged int64", "utf8", "bytes",
+    "json" or None (detect it). A dictionary gives types, and keeps all other columns. For images,
+    `{"image": "ragged"}` allows any mix of shapes. `rename` is a dictionary from columns to names of arrays; `csv` has
+    options of CSV files: "delimiter", "encoding", "comment" and "skipinitialspace".
 
     Samples of one shape become an array of shape `(samples, *shape)`. Samples of different lengths are concatenated
     into one 1-D array of elements: sample `i` is `data[offsets[i]:offsets[i + 1]]`, where `<name>_offsets` has one
@@ -123,8 +126,8 @@ def pack(
     text ("64MiB"), from 1 KiB to 1 GiB. `codec` is "none", "lz4" or "zstd". None chooses them from some samples and
     from the protocol of `target`; `Packed.layout` gives the reasons.
 
-    `n_workers` threads write the shards (up to 4 by default). With `client`, a Dask client or the address of a Dask
-    scheduler, the workers of that cluster write them. `storage_options` are the fsspec options of `source`,
+    `n_workers` threads write the shards (up to 4 by default). With `client`, a Dask client, the address of a Dask
+    scheduler or any `concurrent.futures.Executor`, its workers write them. `storage_options` are the fsspec options of `source`,
     `target_options` those of `target`. `callback` is an fsspec callback that counts bytes of samples.
 
     `on_error` says what to do about files that cannot be read or decoded. "raise" raises ValueError that names up to
@@ -144,6 +147,8 @@ def pack(
         kind=kind,
         decode=decode,
         columns=columns,
+        rename=rename,
+        csv=csv,
         chunk_bytes=chunk_bytes,
         shard_bytes=shard_bytes,
         codec=codec,
@@ -167,6 +172,8 @@ class Packing:
         kind: str | None = None,
         decode: str | None = None,
         columns: Any = None,
+        rename: Mapping[str, str] | None = None,
+        csv: Mapping[str, Any] | None = None,
         chunk_bytes: int | str | None = None,
         shard_bytes: int | str | None = None,
         codec: str | None = None,
@@ -190,7 +197,9 @@ class Packing:
         _must_be_apart(self.files, self.store)
         head = self.files.head(0, HEAD) if len(self.files) == 1 else b""
         self.kind = kind or kind_of(self.files.paths, head)
-        self.source: SampleSource = source_of(self.kind, self.files, decode=decode, columns=columns)
+        self.source: SampleSource = source_of(
+            self.kind, self.files, decode=decode, columns=columns, rename=rename, csv=csv
+        )
         if self.source.may_skip and (earlier := self.store.read(FILES)) is not None:
             self.files.adopt(earlier)
         sampled = self.source.look()
@@ -209,6 +218,7 @@ class Packing:
         self.notes: list[str] = [*self.source.notes]
         columns = dict(columns) if isinstance(columns, Mapping) else columns and [*columns]
         origin = {"digest": self.files.digest, "kind": self.kind, "decode": decode, "columns": columns}
+        origin |= {"rename": rename and dict(rename), "csv": csv and dict(csv)}
         # A run continues an earlier one only if this is equal.
         self._plan_json = json.dumps(
             {"format": PLAN_FORMAT, "source": origin, **self.plan.as_json()}
@@ -230,10 +240,12 @@ class Packing:
         started = time.perf_counter()
         existing = self._prepare(overwrite=overwrite)
         task = PackTask(self.source, self.store, self.plan.big)
+        self.store.is_interrupted = False
         callback.set_size(self.source.total_size)
         prefetch = getattr(self.files.fs, "prefetch", None) if client is None else None
         with (
-            self._pool(task, n_workers, client) as pool,
+            dask_client(client) as executor,
+            contextlib.closing(TaskPool(task, executor, _n_workers(n_workers, self.plan, executor))) as pool,
             prefetch(self._items(existing), window=WINDOW) if prefetch else contextlib.nullcontext(),
         ):
             most_skipped = math.inf if self._is_skipping else MOST_NAMED
@@ -250,27 +262,12 @@ class Packing:
             if f"{BESIDE}/{piece.name}.npz" not in existing:
                 yield from self.source.items(piece)
 
-    @contextlib.contextmanager
-    def _pool(self, task: PackTask, n_workers: int | None, client: Any) -> Iterator[TaskPool]:
-        """Return a context manager for the task pool; it closes the pool at the end."""
-        n_workers = _n_workers(n_workers, self.plan)
-        with client_of(client) if isinstance(client, str) else contextlib.nullcontext(client) as cluster:
-            pool: TaskPool = (
-                ThreadTaskPool(task, n_workers) if cluster is None else DaskTaskPool(task, cluster)
-            )
-            try:
-                yield pool
-            finally:
-                pool.close(wait=not isinstance(sys.exception(), KeyboardInterrupt))
-
     def _prepare(self, *, overwrite: bool) -> dict[str, StoredObject]:
         """Return the objects of an earlier run of this pack; prepare an empty store for a new pack.
 
         Raises FileExistsError if anything else is at the target and may not be removed.
         """
         store = self.store
-        settle(store)
-        store.is_interrupted = False
         existing = store.listing()
         stored_plan = store.read(PLAN) if PLAN in existing else None
         if stored_plan == self._plan_json and not any(map(self._is_packed, self.files.removed)):
@@ -299,17 +296,20 @@ class Packing:
                 f"{self.files.url}: files were added, removed or changed during packing; {store.url} is incomplete: pack again "
                 "with overwrite"
             )
+        about = {"format": FORMAT, "source": self.files.url, "kind": self.kind, "samples": run.n_samples}
+        about |= {"skipped": len(run.skipped)} if run.skipped else {}
+        groups = {**self.source.group_attributes}
+        groups[""] = {**groups.get("", {}), ATTRIBUTE: about}
+        documents, chunks = metadata_of(self.plan, lengths, groups, self.source.shared)
+        small += [store.put_checked(name, data) for name, data in chunks.items()]
         stored = {**run.stored, **{each.name: each for each in small}}
         self._verify(stored, lengths, run.n_samples)
         skipped = {self.files.shown(number): run.skipped[number] for number in sorted(run.skipped)}
         if skipped:
             store.put(SKIPPED, json.dumps(skipped, indent=2, ensure_ascii=False).encode())
-        about = {"format": FORMAT, "source": self.files.url, "kind": self.kind, "samples": run.n_samples}
-        attributes = {ATTRIBUTE: about | ({"skipped": len(skipped)} if skipped else {})}
-        documents = metadata_of(self.plan, lengths, attributes)
         store.finish(documents)
         store.remove(BESIDE)
-        n_stated = sum(each.checksum is not None for each in stored.values())
+        n_stated = sum(each.is_stated for each in stored.values())
         return Packed(
             url=store.url,
             kind=self.kind,
@@ -380,9 +380,9 @@ def _must_be_apart(files: SourceFiles, store: ZarrTarget) -> None:
         raise ValueError(f"{store.url}: the source {inside} is inside the target: choose another target")
 
 
-def _n_workers(n_workers: int | None, plan: StorePlan) -> int:
-    if n_workers is not None:
-        return arguments.at_least(1, n_workers=n_workers)
+def _n_workers(n_workers: int | None, plan: StorePlan, executor: Any) -> int | None:
+    if n_workers is not None or executor is not None:
+        return n_workers if n_workers is None else arguments.at_least(1, n_workers=n_workers)
     largest = max((encoding.shard_size for encoding in plan.big.values()), default=1)
     return max(1, min(max(n_cores(), THREADS[0]), THREADS[1], AT_ONCE // largest))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -177,17 +177,25 @@ def choose_codec(shares_by_codec: Mapping[str, float]) -> tuple[str, str]:
 
 
 def metadata_of(
-    plan: StorePlan, lengths: Mapping[str, int], attributes: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """Return the `zarr.json` documents of the group and its arrays, by name.
+    plan: StorePlan,
+    lengths: Mapping[str, int],
+    attributes: Mapping[str, Mapping[str, Any]],
+    shared: Sequence[tuple[Field, Array]] = (),
+) -> tuple[dict[str, dict[str, Any]], dict[str, bytes]]:
+    """Return the `zarr.json` documents of the groups and arrays, and the chunks of shared arrays, by name.
 
-    `lengths` has the length of each array along the first axis. The group's document has the metadata of all arrays.
+    `lengths` has the length of each array along the first axis, `attributes` those of each group. The document of the
+    store's own group, "", has the metadata of all arrays.
     """
     import zarr
     from zarr.storage import MemoryStore
 
     files: dict[str, Any] = {}
-    group = zarr.create_group(MemoryStore(files), attributes=dict(attributes))
+    group = zarr.create_group(MemoryStore(files), attributes=dict(attributes[""]))
+    for name in sorted(attributes.keys() - {""}):
+        group.create_group(name, attributes=dict(attributes[name]))
+    # Flat names: `/` would need a folder for each axis, and Drive creates 2 to 3 folders a second.
+    flat: Any = {"name": "default", "separator": "."}
     for field in [*(field for field in plan.fields if not field.is_small), *plan.small_arrays]:
         encoding = plan.big.get(field.name) or plan.small[field.name]
         group.create_array(
@@ -198,18 +206,32 @@ def metadata_of(
             shards=encoding.shard,
             compressors=encoding.compressors,
             fill_value=0,
-            # Flat names: `/` would need a folder for each axis, and Drive creates 2 to 3 folders a second.
-            chunk_key_encoding={"name": "default", "separator": "."},
+            chunk_key_encoding=flat,
             dimension_names=_dimensions(field, {each.name for each in plan.fields if each.is_ragged}),
             attributes=_attributes(field),
         )
+    for field, values in shared:
+        encoding = ArrayEncoding(
+            "u1" if field.dtype == "str" else field.dtype, field.shape, field.shape, "zstd"
+        )
+        group.create_array(
+            field.name,
+            shape=field.shape,
+            dtype=field.dtype,
+            chunks=field.shape,
+            compressors=encoding.compressors,
+            chunk_key_encoding=flat,
+            dimension_names=[name or f"{field.name}_axis_{i}" for i, name in enumerate(field.dimensions)],
+            attributes=dict(field.attributes),
+        )[...] = values
+    chunks = {name: files.pop(name).to_bytes() for name in [*files] if not name.endswith("zarr.json")}
     documents = {name: json.loads(value.to_bytes()) for name, value in files.items()}
     members = {
         name.removesuffix("/zarr.json"): each for name, each in sorted(documents.items()) if "/" in name
     }
     metadata = {"kind": "inline", "must_understand": False, "metadata": members}
     documents["zarr.json"] = {**documents["zarr.json"], "consolidated_metadata": metadata}
-    return documents
+    return documents, chunks
 
 
 def _small_arrays(fields: tuple[Field, ...]) -> list[Field]:
@@ -219,18 +241,21 @@ def _small_arrays(fields: tuple[Field, ...]) -> list[Field]:
 
 def _dimensions(field: Field, ragged: set[str]) -> list[str]:
     of = field.name.removesuffix(OFFSETS)
-    first = f"{of}_element" if field.is_ragged else f"{of}_edge" if of in ragged else "sample"
+    if field.is_ragged or of in ragged:
+        return [f"{of}_element" if field.is_ragged else f"{of}_edge"]
     # xarray rejects an array with two axes of the same name.
-    return [first, *(f"{field.name}_axis_{i}" for i in range(1, len(field.shape) + 1))]
+    names = ["sample", *(f"{field.name}_axis_{i}" for i in range(1, len(field.shape) + 1))]
+    return [own or name for own, name in zip(field.dimensions or names, names, strict=True)]
 
 
 def _attributes(field: Field) -> dict[str, Any]:
-    """Return the attributes of an array: its time units, or the arrays that locate ragged samples."""
+    """Return the attributes of an array: its own, its time units, or the arrays that locate ragged samples."""
     if not field.is_ragged:
-        return {"units": field.means} if field.means else {}
+        return {**field.attributes, **({"units": field.means} if field.means else {})}
     told = {"offsets": field.name + OFFSETS, "means": field.means, "shapes": field.shapes}
     # Names inside the array's own group, so that the group can be opened alone.
-    return {RAGGED: {key: value.rpartition("/")[2] for key, value in told.items() if value}}
+    own = {key: value.rpartition("/")[2] for key, value in told.items() if value}
+    return {**field.attributes, RAGGED: own}
 
 
 def _mean(field: Field, sampled: list[SampleBatch]) -> float:

@@ -23,11 +23,16 @@ __all__ = [
     "PieceCounts",
     "SampleBatch",
     "SourcePiece",
+    "empty_batch",
+    "version_of",
 ]
 
 Array = npt.NDArray[Any]
 END = -1  # `stop` of a piece that ends where reading finds it large enough
 BESIDE = ".cachedfs-pack"  # folder of the store with the working files of a pack, removed at its end
+# Listing keys, in order of preference, whose value changes with the content of a file.
+VERSIONS = ["generation", "md5Checksum", "ETag", "etag", "mtime", "LastModified", "last_modified", "modified"]
+VERSIONS += ["created"]
 OFFSETS = "_offsets"  # suffix of the array with the start of each sample of a ragged field
 
 
@@ -42,6 +47,8 @@ class Field:
     # Meaning of the elements: "bytes", "utf-8" or "json" (all uint8), "" for numbers, else time units (CF conventions).
     means: str = ""
     shapes: str = ""  # name of the field with the shape of each sample, if a ragged field has several axes
+    dimensions: tuple[str, ...] = ()  # name of each axis, the first included; "" for one without a name
+    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # JSON values
     is_small: bool = False  # tiny beside the others: its values are stored in `PieceCounts`
 
     @cached_property
@@ -95,6 +102,13 @@ class SampleBatch:
         return PieceCounts(self.n, small, sizes, stop=self.stop, skipped=self.skipped)
 
 
+def empty_batch(fields: Sequence[Field], skipped: Mapping[int, str] | None = None) -> SampleBatch:
+    """Return a batch without samples."""
+    values = {field.name: np.empty((0, *field.shape), field.dtype) for field in fields}
+    sizes = {field.name: np.empty(0, np.int64) for field in fields if field.is_ragged}
+    return SampleBatch(0, values, sizes, skipped=skipped or {})
+
+
 @dataclass(frozen=True)
 class PieceCounts:
     """The counts of a piece: its number of samples, their sizes, and all values of small fields.
@@ -142,6 +156,11 @@ class PieceCounts:
             return cls(header_values["n"], **parts, stop=header_values["stop"], skipped=skipped)
         except Exception:  # zip, zlib and NumPy raise different errors for damaged bytes
             return None
+
+
+def version_of(info: Mapping[str, Any]) -> str:
+    """Return what a listing tells of the version of a file, which changes with its content; "" for nothing."""
+    return next((str(info[key]) for key in VERSIONS if info.get(key) is not None), "")
 
 
 class FieldSpan(NamedTuple):

@@ -35,13 +35,13 @@ def check(value: Any) -> int:
 
 def shorten_minute(time_scale: float) -> None:
     """Make the minute of our rate limits as much shorter as that of the service is."""
-    from cachedfs.origins.drive import limits, quota
+    from cachedfs.origins.drive import quota
 
     for name in ("REQUESTS", "CREATES"):
         ladder = getattr(quota, name)
         setattr(quota, name, tuple(limit._replace(window_s=limit.window_s / time_scale) for limit in ladder))
-    limits._PAUSE_S /= time_scale
-    limits._DOUBLES_S /= time_scale
+    quota._PAUSE_S /= time_scale
+    quota._DOUBLES_S /= time_scale
 
 
 def prepare(row: str, base: str, n: int) -> Run:
@@ -68,14 +68,14 @@ def measure_waits(run: Run) -> dict[str, Any]:
     if engines is None or not engines._engines:  # a peer has no event log
         return measure(run)
     import cachedfs
-    from cachedfs.report import event_reader
+    from cachedfs.report.event_reader import read
     from cachedfs.report.summary import merged
 
     with tempfile.TemporaryDirectory() as folder:
         cachedfs.log_events(folder)
         answer = measure(run)
         cachedfs.log_events(None)
-        waits = merged((wait.at, wait.at + wait.took_s) for wait in event_reader.read(folder).waits)
+        waits = merged((wait.at, wait.at + wait.took_s) for wait in read(folder).waits)
     return {**answer, "waited": sum(stop - start for start, stop in waits) / answer["seconds"]}
 
 

@@ -74,7 +74,7 @@ def test_a_refused_request_is_a_line_with_its_status(cloud, request_lines):
 
 def test_a_request_without_an_answer_is_a_line_with_the_error(request_lines, monkeypatch):
     monkeypatch.setattr(
-        "cachedfs.origins.gcs.origin.RetryPolicy", functools.partial(RetryPolicy, connect_s=0.0)
+        "cachedfs.origins.fsspec_origin.RetryPolicy", functools.partial(RetryPolicy, connect_s=0.0)
     )
     fs = CachedFileSystem(target_protocol="gs", gs={"token": "anon", "endpoint_url": "http://127.0.0.1:1"})
     with pytest.raises(CachedFSError):

@@ -1,9 +1,8 @@
-"""Loader reports: the limiting part, the text, the picture, and real epochs."""
+"""Loader reports: the limiting part, the text, and real epochs."""
 
 import json
 import multiprocessing
 import warnings
-import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
@@ -13,11 +12,9 @@ torch = pytest.importorskip("torch")
 from cachedfs.common.text import bars, columns, counted, per_cent, seconds, size  # noqa: E402
 from cachedfs.datasets import FileDataset, HDF5Dataset, Loader  # noqa: E402
 from cachedfs.datasets.epoch_report import (  # noqa: E402
-    MOST,
     BatchTiming,
     EpochTimings,
     FetchCounts,
-    picture,
     report_of,
 )
 from cachedfs.datasets.samples import reading, reading_s  # noqa: E402
@@ -58,6 +55,12 @@ def test_compute_is_the_limit_when_it_takes_all_the_time():
         "  bound      10.0 s, 99.0 % of it reached",
         "  compute    10.0 s, 99.0 % of the time",
     ]
+
+
+def test_little_waiting_is_no_limit():
+    found = report(timings(compute_s=0.088, wait_s=0.012, load_s=0.2, read_s=0.12))
+    assert (found.limit, found.advice, found.of_bound) == ("compute", (), pytest.approx(0.88))
+    assert report(timings(compute_s=0.08, wait_s=0.02, load_s=0.2, read_s=0.12)).limit is None
 
 
 def test_the_quota_is_the_limit_when_its_rate_takes_all_the_time():
@@ -155,7 +158,8 @@ def test_a_dataset_that_does_not_use_cachedfs_has_unknown_parts():
 def test_an_epoch_without_batches_is_no_error():
     found = report(timings(0), FetchCounts(0, 0, 0, None, None, 32, None))
     assert (found.sentence, found.limit, found.of_bound) == ("Nothing was read yet.", None, 1.0)
-    assert "<svg" not in found._repr_html_()
+    assert repr(found) == str(found)
+    assert str(found).startswith("Epoch 3: 0 batches, 0 samples in 0 s\nNothing was read yet.\n")
 
 
 def test_requests_without_measured_answers_are_not_estimated():
@@ -164,7 +168,7 @@ def test_requests_without_measured_answers_are_not_estimated():
     assert not {"link", "latency"} & found.by_itself.keys()
 
 
-# Text, values and chart.
+# Text and values.
 
 
 def test_the_report_is_json():
@@ -172,37 +176,6 @@ def test_the_report_is_json():
     assert json.loads(json.dumps(found)) == found
     assert found["of_bound"] == pytest.approx(10 / 10.1)
     assert found["stalls"][0]["compute_s"] == 0.1
-
-
-def test_the_chart_has_bars_for_computing_and_waiting():
-    stalls = [BatchTiming(0.0, 0.4, 1.0, 0, 1, 0.0), BatchTiming(3.0, 0.8, 1.0, 0, 1, 0.0)]
-    svg = ElementTree.fromstring(picture(stalls, 4))
-    rects = [each for each in svg.iter("{http://www.w3.org/2000/svg}rect") if each.get("x")]
-    heights = [float(each.get("height")) for each in rects]
-    assert heights == pytest.approx([37.5, 37.5, 112.5])  # of 150, which are 4 s
-    (line,) = svg.iter("{http://www.w3.org/2000/svg}polyline")
-    ys = [float(point.split(",")[1]) for point in line.get("points").split()]
-    assert ys == pytest.approx([176 - 3.75, 176 - 7.5])
-    assert [each.text for each in svg.iter("{http://www.w3.org/2000/svg}text")] == [
-        *("0 s", "2.00 s", "4.00 s"),
-        "the last 2 batches, in their order",
-        *("computing", "waiting", "loading / 4 threads"),
-    ]
-
-
-def test_many_batches_share_bars():
-    svg = ElementTree.fromstring(picture([BatchTiming(0.0, 0.4, 1.0, 0, 1, 0.0)] * 1000, 1))
-    rects = [each for each in svg.iter("{http://www.w3.org/2000/svg}rect") if each.get("x")]
-    assert len(rects) == MOST
-
-
-def test_a_notebook_shows_the_sentence_the_values_and_the_chart():
-    html = report(timings(wait_s=0.1, load_s=0.4), None, tells_reading=False)._repr_html_()
-    root = ElementTree.fromstring(html.replace("<br>", "<br/>"))
-    assert root.find(".//{http://www.w3.org/2000/svg}svg") is not None
-    said = [cell.text for cell in root.iter("td") if cell.text]
-    assert "10.0 s, 100.0 % of the time: in 4 threads" in said
-    assert "▁" not in html
 
 
 def test_formatted_numbers():

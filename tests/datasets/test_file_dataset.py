@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import tempfile
 
 import fsspec
 import numpy as np
@@ -336,10 +337,54 @@ def test_skip_leaves_out_what_cannot_be_read_or_decoded(machine, caplog):
     assert caplog.text.count("img3.json: skipped: JSONDecodeError") == 1
     with pytest.raises(ObjectNotFound, match=r"img2\.json"):
         files[2]
-    with pytest.raises(ObjectNotFound, match=r"img2\.json"):
-        files.__getitems__([3, 2])
+    assert files.__getitems__([3, 2]) == files.__getitems__([3]) == [4]  # the next good one
     with pytest.raises(ValueError, match='on_error=None: expected "raise" or "skip"'):
         FileDataset(machine.url("train"), on_error=None)
+
+
+def fail_oddly(data):
+    if json.loads(data)["i"] % 2:
+        raise type("Odd", (Exception,), {"__module__": "nowhere"})("cannot be pickled")
+    if json.loads(data)["i"] == 2:
+        raise NotImplementedError("no even prime")
+    return 0
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_files_that_workers_skip_are_listed_in_the_parent(cloud, method, tmp_path, monkeypatch):
+    put(cloud, 6)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    files = FileDataset(
+        cloud.url("train"), decode=fail_oddly, on_error="skip", storage_options=options(cloud)
+    )
+    loader = DataLoader(files, batch_size=1, num_workers=2, multiprocessing_context=method)
+    for _ in range(2):
+        assert [len(batch) for batch in loader] == [1] * 6
+    names = [cloud.path(f"train/img{i}.json") for i in (1, 2, 3, 5)]
+    assert sorted(files.skipped) == names
+    assert {str(files.skipped[name]) for name in names} == {
+        "NotImplementedError: no even prime",
+        "Odd: cannot be pickled",
+    }
+    assert pickle.loads(pickle.dumps(files)).skipped == {}
+    del files, loader
+    assert list(tmp_path.glob("cachedfs-skipped-*")) == []
+
+
+def test_a_batch_of_bad_files_gets_the_next_good_one_and_raises_without_any(cloud):
+    for i in range(3):
+        cloud.put(f"bad/{i}.json", b"{")
+    files = FileDataset(cloud.url("bad"), decode=json.loads, on_error="skip")
+    for _ in range(2):
+        with pytest.raises(json.JSONDecodeError):
+            files.__getitems__([1])
+    assert len(files.skipped) == 3
+    cloud.put("one/0.json", b"7")
+    cloud.put("one/1.json", b"{")
+    cloud.put("one/2.json", b"{")
+    files = FileDataset(cloud.url("one"), decode=json.loads, on_error="skip")
+    assert list(Loader(files, batch_size=1)) == [7, 7, 7]
 
 
 def test_a_replaced_file_is_read_in_its_new_version(machine):

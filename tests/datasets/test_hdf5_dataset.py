@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader  # noqa: E402
 
-from cachedfs.datasets import Loader, hdf5_dataset  # noqa: E402
+from cachedfs.datasets import Loader, hdf5_dataset, hdf5_layout  # noqa: E402
 from cachedfs.datasets.hdf5_dataset import HDF5Dataset  # noqa: E402
 from cachedfs.errors import ObjectChanged, ObjectNotFound  # noqa: E402
 from cachedfs.filesystem import CachedFileSystem  # noqa: E402
@@ -366,7 +366,7 @@ def test_an_object_without_rows_is_refused(cloud):
     for name, why in (("group", "is not a dataset"), ("group/scalar", "has no rows")):
         with pytest.raises(ValueError, match=f"'{name}' {why}"):
             HDF5Dataset(cloud.url("a.h5"), name)
-    with pytest.raises(ValueError, match="expected the names of datasets, such as 'group/scalar'"):
+    with pytest.raises(ValueError, match="'' is not a dataset there; the datasets are 'group/scalar'"):
         HDF5Dataset(cloud.url("a.h5"), ())
 
 
@@ -378,6 +378,38 @@ def test_datasets_that_h5py_misreads_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"a\.h5: 'big' has rows of their own lengths of >i4, .*h5py"):
         HDF5Dataset(str(tmp_path / "a.h5"), ("little", "big"))
     assert HDF5Dataset(str(tmp_path / "a.h5"), "little")[0].tolist() == [1]
+
+
+UNKNOWN = 299  # number of no filter
+
+
+def filtered(file):
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_chunk((2,))
+    properties.set_filter(UNKNOWN, h5py.h5z.FLAG_OPTIONAL)
+    space, kind = h5py.h5s.create_simple((4,)), h5py.h5t.NATIVE_INT8
+    h5py.h5d.create(file.id, b"x", kind, space, properties)
+
+
+def test_a_missing_filter_is_named(cloud, monkeypatch):
+    monkeypatch.setattr(hdf5_layout, "PLUGINS", ())
+    cloud.put("a.h5", made(filtered))
+    with pytest.raises(
+        ValueError, match=r"a\.h5: 'x' is encoded by HDF5 filter 299, .*: pip install hdf5plugin, and `import"
+    ):
+        HDF5Dataset(cloud.url("a.h5"), "x")
+
+
+def test_a_process_imports_the_filters_that_are_installed(cloud, monkeypatch, tmp_path):
+    """A spawned worker has none of the imports of its parent."""
+    (tmp_path / "our_filters.py").write_text(
+        f"import h5py\nh5py.h5z.filter_avail = {{{UNKNOWN}}}.__contains__\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(h5py.h5z, "filter_avail", h5py.h5z.filter_avail)  # restored at the end
+    monkeypatch.setattr(hdf5_layout, "PLUGINS", ("not_installed", "our_filters"))
+    cloud.put("a.h5", made(filtered))
+    assert HDF5Dataset(cloud.url("a.h5"), "x")[3] == 0
 
 
 IN_OTHER_FILES = """
@@ -441,7 +473,9 @@ def test_soft_links_are_followed_to_another_file_too(tmp_path):
 
 def test_datasets_of_unequal_length_are_refused(cloud):
     cloud.put("a.h5", pairs(labels=LABELS[:-1]))
-    with pytest.raises(ValueError, match=r"unequal length: \{'image': 203, 'label': 202\}"):
+    with pytest.raises(
+        ValueError, match=r"unequal length have no common samples: \{'image': 203, 'label': 202\}"
+    ):
         HDF5Dataset(cloud.url("a.h5"))
 
 

@@ -27,11 +27,19 @@ from cachedfs.datasets.loader import Loader  # noqa: E402
 from cachedfs.datasets.prefetch_plan import ranks_here  # noqa: E402
 from cachedfs.datasets.sampler import EpochOrders  # noqa: E402
 from cachedfs.datasets.samples import SampleReader, Samples  # noqa: E402
+from cachedfs.datasets.thread_choice import ThreadChoice  # noqa: E402
 from tests.support import MiB, item_threads, noise, tally, until  # noqa: E402
 
 
 def queue_over(make, n):
-    return BatchQueue(make, iter(range(n)), n_threads=1, most=4, most_bytes=MiB, enter=lambda: None)
+    return BatchQueue(
+        make,
+        iter(range(n)),
+        threads=ThreadChoice(1, is_fixed=True),
+        most=4,
+        most_bytes=MiB,
+        enter=lambda: None,
+    )
 
 
 class Numbers(Dataset):
@@ -206,25 +214,41 @@ def test_repr_shows_the_position_and_a_loader_can_be_pickled():
 # Epochs, positions, states.
 
 
-def test_an_epoch_starts_again_after_a_break_and_the_next_after_its_end():
+def test_each_loop_is_a_new_epoch_also_after_a_break():
     loader = Loader(Numbers(), batch_size=10, shuffle=True)
-    for _ in range(2):
+    for epoch in range(3):
         for batch in loader:
-            assert batch.tolist() == order_of()[:10]
+            assert batch.tolist() == order_of(epoch=epoch)[:10]
             break
-        assert (loader.epoch, loader.state_dict()["position"]) == (0, 10)
-    assert flat(loader) == order_of()
-    assert flat(loader) == order_of(epoch=1)
-    loader.set_epoch(7)
-    assert flat(loader) == order_of(epoch=7)
-    assert loader.epoch == 8
+        assert (loader.epoch, loader.state_dict()["position"]) == (epoch, 10)
+    assert flat(loader) == order_of(epoch=3)
+    assert loader.epoch == 4
+    next(iter(loader))
+    assert flat(loader) == order_of(epoch=5)
 
 
-def test_setting_the_current_epoch_keeps_the_position():
+def test_the_epoch_that_is_set_is_the_next_one():
+    loader = Loader(Numbers(), batch_size=10, shuffle=True)
+    for epoch in (7, 7, 8, 2):
+        loader.set_epoch(epoch)
+        left_by_break(loader)
+        assert loader.epoch == epoch
+    loader.set_epoch(2)
+    assert flat(loader) == order_of(epoch=2)
+    loader.set_epoch(3)
+    assert flat(loader) == order_of(epoch=3)
+
+
+def test_a_loaded_state_is_resumed_once():
     loader = Loader(Numbers(), batch_size=10, shuffle=True)
     loader.load_state_dict(loader.state_dict() | {"epoch": 2, "position": 60})
     loader.set_epoch(2)
-    assert flat(loader) == order_of(epoch=2)[60:]
+    assert next(iter(loader)).tolist() == order_of(epoch=2)[60:70]
+    assert loader.state_dict()["position"] == 70
+    assert flat(loader) == order_of(epoch=3)
+    loader.load_state_dict(loader.state_dict() | {"epoch": 2, "position": 60})
+    loader.set_epoch(3)
+    assert flat(loader) == order_of(epoch=3)
 
 
 def test_a_state_resumes_after_the_last_batch_returned():
@@ -446,9 +470,9 @@ def test_an_error_is_raised_at_its_position_and_ends_the_loop():
     assert "of_a_sample" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
     assert list(iterator) == []
     assert our_threads() == []
-    # The next loop tries the failed batch again.
-    assert loader.state_dict()["position"] == 35
+    # A loaded state tries the failed batch again.
     loader.dataset.before = None
+    loader.load_state_dict(loader.state_dict())
     assert flat(loader) == list(range(35, 100))
     assert loader.epoch == 1
 
@@ -665,7 +689,15 @@ def train(rank, folder):
     from torch import distributed
 
     loader = Loader(Numbers(50), batch_size=8, shuffle=True, seed=4)  # before it knows its rank
+    other = Loader(Numbers(50), batch_size=8)
+    if rank == 0:
+        next(iter(other))
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    with pytest.raises(RuntimeError, match="rank 0 and rank 1 would read different epochs: epoch=1 and 0"):
+        next(iter(other))
+    assert our_threads() == []
+    if rank == 0:
+        assert len(list(Loader(Numbers(50), rank=0, world_size=1))) == 50  # it waits for no other rank
     given = []
     for batch in loader:
         given.append(batch.tolist())
@@ -811,7 +843,7 @@ def test_epochs_over_more_data_than_the_cache_holds_hit_what_it_holds(cloud, own
     assert hit_ratio >= n_fit / n - 0.05
 
 
-def test_a_plan_starts_at_the_position_and_again_after_a_break(cloud, monkeypatch):
+def test_a_plan_starts_at_the_position_and_at_the_next_epoch_after_a_break(cloud, monkeypatch):
     dataset = objects(cloud, 30)
     calls = declared(dataset, monkeypatch, in_any_case=True)
     with Loader(dataset, batch_size=4, shuffle=True) as loader:
@@ -823,7 +855,7 @@ def test_a_plan_starts_at_the_position_and_again_after_a_break(cloud, monkeypatc
         until(lambda: len(calls[2]) == 60)
     assert len(calls) == 3
     assert order_of(30)[20:][: len(calls[0])] == numbers_of(calls[0])[:10]
-    assert order_of(30)[: len(calls[1])] == numbers_of(calls[1])[:30]
+    assert order_of(30, epoch=1)[: len(calls[1])] == numbers_of(calls[1])[:30]
     assert numbers_of(calls[2]) == order_of(30, epoch=5) + order_of(30, epoch=6)
 
 

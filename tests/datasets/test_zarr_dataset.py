@@ -369,11 +369,30 @@ def test_a_batch_uses_the_methods_of_a_derived_class(tmp_path, kind):
 
 def test_arrays_of_different_lengths_are_an_error_that_names_them(tmp_path):
     group = make_group(tmp_path / "g.zarr")
+    group.create_array("other", shape=(3,), dtype="i4")
     group.create_array("scalar", shape=(), dtype="i4")
-    with pytest.raises(ValueError, match=r"'image' 20, 'label' 20, 'scalar' no axes"):
+    with pytest.raises(ValueError, match=r"'image' 20, 'label' 20, 'other' 3"):
         ZarrDataset(str(tmp_path / "g.zarr"))
     with pytest.raises(ValueError, match=r"'scalar' no axes"):
         ZarrDataset(str(tmp_path / "g.zarr"), arrays=["scalar"])
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_arrays_that_all_samples_share_are_left_out_unless_named(tmp_path, zarr_format):
+    xr = pytest.importorskip("xarray")
+    arrays = {
+        "temperature": (("time", "lat"), np.arange(6).reshape(2, 3)),
+        "time": ("time", [7, 8]),
+        "lat": ("lat", [1.0, 2.0, 3.0]),
+        "links": (("lat", "edge"), np.eye(3)),
+        "crs": ((), 5),
+    }
+    url = str(tmp_path / "g.zarr")
+    xr.Dataset(arrays).to_zarr(url, zarr_format=zarr_format, consolidated=False)
+    dataset = ZarrDataset(url, named=True)
+    assert dataset.arrays == ("temperature", "time")
+    assert {name: row.tolist() for name, row in dataset[1].items()} == {"temperature": [3, 4, 5], "time": 8}
+    assert ZarrDataset(url, arrays=("lat", "links")).arrays == ("lat", "links")
 
 
 def test_a_missing_array_is_named(tmp_path):
@@ -399,7 +418,9 @@ def test_a_missing_array_is_named(tmp_path):
         dataset["image"]
     for wrong in ("[]", "[" * 100_000):
         (tmp_path / "g.zarr/label/zarr.json").write_text(wrong)
-        with pytest.raises(ValueError, match=r"label/zarr\.json is not valid Zarr metadata"):
+        with pytest.raises(ValueError, match=r"g\.zarr/label has no valid Zarr metadata"):
+            ZarrDataset(url, ("image", "label"))
+        with pytest.raises(ValueError, match=r"g\.zarr has no valid Zarr metadata"):
             ZarrDataset(url)
 
 
@@ -429,7 +450,7 @@ def test_a_truncated_shard_is_an_error_that_names_it_and_the_sample(tmp_path):
     assert "in sample 13 of ZarrDataset(" in notes(error)
     assert "c/1/0" in notes(error)
     shard.write_bytes(b"short")
-    with pytest.raises(ValueError, match="the index of a shard must have 132 bytes, and has 5") as error:
+    with pytest.raises(ValueError, match="CRC-32C") as error:
         ZarrDataset(str(tmp_path / "a.zarr"))[9]
     assert "in sample 9 of" in notes(error)
 
@@ -499,13 +520,14 @@ def counted(cloud):
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """The number of decoded chunks."""
+    """The number of decoded chunks, without the indexes of shards."""
     counts = collections.Counter()
     for name in ("array", "into"):
         method = getattr(codecs.ChunkDecoder, name)
 
         def counting(self, *args, method=method, name=name):
-            counts[name] += 1
+            if self.dtype != np.uint64:
+                counts[name] += 1
             return method(self, *args)
 
         monkeypatch.setattr(codecs.ChunkDecoder, name, counting)
@@ -560,8 +582,7 @@ def test_the_chunk_cache_is_bounded(tmp_path):
     assert kept._size <= 5 * 4256
 
 
-def test_whole_chunks_are_decoded_into_the_batch(tmp_path, decoded, monkeypatch):
-    monkeypatch.setattr(codecs, "SMALL", 0)
+def test_whole_chunks_are_decoded_into_the_batch(tmp_path, decoded):
     for name, options in {"one": {"chunks": (1, 100)}, "many": {"chunks": (8, 100)}}.items():
         array = made(tmp_path / name, (32, 100), shards=(16, 100), **options)
         decoded.clear()
@@ -819,23 +840,7 @@ def test_workers_of_torch(cloud, tmp_path):
     assert sorted(seen) == list(range(64))
 
 
-@pytest.mark.parametrize(
-    ("codec", "says"),
-    [(numcodecs.Zstd(), True), (numcodecs.LZ4(), True), (numcodecs.Blosc(), True), (numcodecs.Zlib(), False)],
-    ids=str,
-)
-def test_the_decoded_size_is_read_from_compressed_bytes(codec, says):
-    sizes = (1, 200, 255, 256, 257, 65_000, 65_791, 65_792, 65_793, 300_000)
-    for data in (made for size in sizes for made in (noise(size), bytes(size))):
-        stored = codec.encode(np.frombuffer(data, "u1"))
-        found = codecs.stated_size(codec.codec_id, stored)
-        assert found == (len(data) if says else None)
-        assert codecs.stated_size(codec.codec_id, stored[:3]) is None
-
-
-@pytest.mark.parametrize("small", [0, codecs.SMALL])
-def test_a_chunk_of_too_few_bytes_is_an_error(tmp_path, monkeypatch, small):
-    monkeypatch.setattr(codecs, "SMALL", small)
+def test_a_chunk_of_too_few_bytes_is_an_error(tmp_path):
     made(tmp_path / "a.zarr", (4, 100), "u1", chunks=(1, 100))
     (tmp_path / "a.zarr/c/2/0").write_bytes(numcodecs.Zstd().encode(np.ones(60, "u1")))
     dataset = ZarrDataset(str(tmp_path / "a.zarr"))

@@ -236,7 +236,7 @@ def test_a_transaction_without_temporary_space_keeps_the_old_object(
     path = f"{cloud.bucket if protocol == 'gs' else tmp_path}/a"
     fs.pipe_file(path, b"old")
     full = partial(open, "/dev/full", "w+b")
-    monkeypatch.setattr("cachedfs.filesystem.write_file.tempfile.TemporaryFile", full)
+    monkeypatch.setattr("cachedfs.filesystem.write_file.new_spool", full)
     with fs.transaction, pytest.raises(OSError, match="No space left"):
         fs.pipe_file(path, bytes(size))
     assert fs.origin_fs.cat_file(path) == fs.cat_file(path) == b"old"
@@ -1128,7 +1128,7 @@ def test_cached_versions_are_served_while_the_origin_is_unreachable(cloud, clock
     server.make_bucket("far")
     server.put("far", "a", data)
     monkeypatch.setattr(
-        "cachedfs.origins.gcs.origin.RetryPolicy", functools.partial(RetryPolicy, connect_s=0.0)
+        "cachedfs.origins.fsspec_origin.RetryPolicy", functools.partial(RetryPolicy, connect_s=0.0)
     )
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs=gs)
     strict = fsspec.filesystem("cachedfs", target_protocol="gs", stale_if_error=False, gs=gs)

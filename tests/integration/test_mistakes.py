@@ -12,7 +12,7 @@ import pytest
 
 from cachedfs.cache.directory import FORMAT
 from cachedfs.errors import AccessDenied, CachedFSError, OriginUnavailable
-from cachedfs.origins.gcs import origin
+from cachedfs.origins import fsspec_origin
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
 from tests.support import forget, noise
@@ -165,7 +165,7 @@ def test_a_drive_without_access_is_an_error_and_not_empty(drive, status):
 
 @pytest.mark.parametrize("status", [400, 401, 403, 412, 500])
 def test_only_a_true_404_is_file_not_found(cloud, fs, status, monkeypatch):
-    monkeypatch.setattr(origin, "RetryPolicy", functools.partial(RetryPolicy, tries=2, base_s=0.0))
+    monkeypatch.setattr(fsspec_origin, "RetryPolicy", functools.partial(RetryPolicy, tries=2, base_s=0.0))
     cloud.put("a", b"1")
     cloud.server.fail(Fault(status=status, times=None))
     for act in (
@@ -183,7 +183,7 @@ def test_only_a_true_404_is_file_not_found(cloud, fs, status, monkeypatch):
 
 def test_a_folder_that_cannot_be_listed_is_an_error_and_not_empty(cloud, fs, monkeypatch):
     """fsspec would leave it out and return an incomplete list."""
-    monkeypatch.setattr(origin, "RetryPolicy", functools.partial(RetryPolicy, tries=2, base_s=0.0))
+    monkeypatch.setattr(fsspec_origin, "RetryPolicy", functools.partial(RetryPolicy, tries=2, base_s=0.0))
     for name in ("d1/x", "d2/x"):
         cloud.put(name, b"1")
     root = cloud.path("").rstrip("/")

@@ -140,22 +140,22 @@ def units_of(drive):
 @pytest.mark.usefixtures("one_day")
 def test_what_all_processes_use_is_added_up_and_hits_use_nothing(drive, monkeypatch):
     monkeypatch.setattr(engine, "QUOTA_S", 3600.0)  # a process stores it at its end
-    for name in ("a", "b"):
+    for name in ("first", "second"):
         drive.put(name, noise(1000))
     fs = fsspec.filesystem("cdrive", max_age="immutable")
-    fs.cat_file(drive.path("a"))
+    fs.cat_file(drive.path("first"))
     mine = fs.quota_stats()
     assert mine.units == units_of(drive) > 200
     assert 1000 < mine.bytes < 10_000
-    fs.cat_file(drive.path("a"))
+    fs.cat_file(drive.path("first"))
     assert fs.quota_stats() == mine
-    theirs = int(drive.python(SUM % drive.path("b")))
+    theirs = int(drive.python(SUM % drive.path("second")))
     assert theirs == units_of(drive) > 200
     assert fs.quota_stats().units == mine.units + theirs
     wait_until_idle(fs)
     forget()
     again = fsspec.filesystem("cdrive", max_age="immutable")
-    again.cat_file(drive.path("b"))
+    again.cat_file(drive.path("second"))
     assert again.quota_stats().units == mine.units + theirs
     assert drive.asked() == []
 
@@ -183,7 +183,7 @@ def used_up(**options):
 
 @pytest.mark.usefixtures("one_day")
 def test_at_a_daily_limit_only_what_a_reader_waits_for_is_requested(drive, monkeypatch):
-    monkeypatch.setattr("cachedfs.origins.drive.limits._CHECK_S", 0.01)
+    monkeypatch.setattr("cachedfs.origins.drive.quota._CHECK_S", 0.01)
     data = drive.put("big", noise(8 * BLOCK))
     drive.put("other", noise(BLOCK))
     fs = used_up()

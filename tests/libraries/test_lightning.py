@@ -16,6 +16,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from cachedfs.datasets import FileDataset, Loader  # noqa: E402
+from cachedfs.datasets.sampler import EpochOrders  # noqa: E402
 from tests.libraries.data import forking  # noqa: E402
 
 pytestmark = [
@@ -32,8 +33,10 @@ class Model(L.LightningModule):
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
+        self.seen = []
 
     def training_step(self, batch, i):
+        self.seen.append(tuple(batch[:, 0].tolist()))
         return self.layer(batch).sum()
 
     def configure_optimizers(self):
@@ -81,6 +84,21 @@ def test_the_loader_in_place_of_a_data_loader(place, url):
             trainer = training(max_epochs=2)
             trainer.fit(Model(), loader)
         assert trainer.global_step == 4
+
+
+def test_epochs_of_a_part_of_the_batches(place, url):
+    for _ in place.twice(fetches=8):
+        model = Model()
+        with Loader(FileDataset(url, decode=row), batch_size=2, shuffle=True) as loader:
+            assert len(list(loader)) == 4  # all files are fetched here
+            trainer = training(max_epochs=3, limit_train_batches=2)
+            trainer.fit(model, loader)
+            assert (loader.epoch, trainer.global_step) == (3, 6)
+        assert model.seen == [
+            tuple(two)
+            for epoch in (1, 2, 3)
+            for two in EpochOrders(8, 0, "full").order(epoch)[:4].reshape(2, 2).tolist()
+        ]
 
 
 # Training continues there.

@@ -536,7 +536,7 @@ def test_a_failed_upload_is_the_error_of_close_and_leaves_the_object(cloud, moun
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_busy_service_is_an_input_output_error(cloud, fs, status, caplog, monkeypatch):
-    monkeypatch.setattr("cachedfs.origins.gcs.origin.RetryPolicy", partial(RetryPolicy, tries=1))
+    monkeypatch.setattr("cachedfs.origins.fsspec_origin.RetryPolicy", partial(RetryPolicy, tries=1))
     mounted = Mounted(fs, cloud.bucket)
     cloud.server.fail(Fault(status=status, times=None))
     assert code_of(mounted.getattr, "/a") == errno.EIO

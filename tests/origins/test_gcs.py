@@ -47,7 +47,7 @@ from cachedfs.errors import (
 )
 from cachedfs.origins.base import has_stale_answer, range_header
 from cachedfs.origins.gcs import api
-from cachedfs.origins.gcs.auth import GCSAuth, make_gcsfs
+from cachedfs.origins.gcs.auth import make_gcsfs, tokens_of
 from cachedfs.origins.gcs.origin import GCSOrigin
 from cachedfs.origins.http import HTTPResponse
 from cachedfs.origins.http_request import HTTPRequest
@@ -176,21 +176,6 @@ async def test_credentials_that_are_found_late_are_used_by_the_next_request(make
     with pytest.raises(ObjectNotFound):
         await origin.lookup("b/a")
     assert len(made) == 1
-
-
-async def test_generic_over_http(server, world):
-    world.put("x y.bin", DATA)
-    url = f"{server.endpoint_url}/{world.root}/x%20y.bin"
-    origin = open_origin("http", {}, loop=asyncio.get_running_loop(), on_request=lambda: None)
-    data, info, start, stop = await read(origin, url, Range(5, 50_000))
-    assert (data, start, stop) == (DATA[5:], 5, len(DATA))
-    assert (info.fingerprint or "").startswith("etag:")
-    with pytest.raises(ObjectNotFound, match=url + "none"):
-        await origin.lookup(url + "none")
-    world.put("x y.bin", DATA[::-1])
-    with pytest.raises(ObjectChanged, match=url):
-        await read(origin, url, None, info)
-    await origin.aclose()
 
 
 class TestContract(OriginContract):
@@ -925,7 +910,7 @@ async def test_a_valid_token_is_used_if_it_cannot_be_renewed(make, server, path,
 
 async def test_callers_that_wait_for_the_same_renewal_share_its_failure():
     slow = Slow("old", expired=True)
-    auth = GCSAuth(gcsfs_credentials(slow), PATIENT)
+    auth = tokens_of(gcsfs_credentials(slow), PATIENT)
     waiting = [asyncio.create_task(auth.headers()) for _ in range(8)]
     await asyncio.to_thread(slow.begun.wait, 60)
     slow.go_on.set()

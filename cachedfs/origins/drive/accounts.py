@@ -20,18 +20,6 @@ from cachedfs.common.atomic_files import write_private
 from cachedfs.common.user_folders import found_folder
 from cachedfs.errors import AccessDenied
 
-__all__ = [
-    "CLIENT",
-    "check_name",
-    "default_name",
-    "load",
-    "names",
-    "path_of",
-    "remove",
-    "save",
-    "set_default",
-]
-
 CLIENT = ("client_id", "client_secret", "auth_uri", "token_uri")  # the fields of an OAuth client
 _NEEDED = {
     "authorized_user": ("client_id", "client_secret", "refresh_token", "token_uri"),

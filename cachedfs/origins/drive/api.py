@@ -6,7 +6,7 @@ shortcuts, enable-shareddrives, manage-downloads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from unicodedata import normalize as _normal
@@ -14,13 +14,6 @@ from unicodedata import normalize as _normal
 from cachedfs.common.types import Change, ObjectInfo
 from cachedfs.origins.origin_errors import object_of, size_of, well_formed
 from cachedfs.origins.retry import RetryableError, foreign
-
-__all__ = [
-    "ANY_DRIVE", "CHANGE_FIELDS", "EVERYWHERE", "FOLDER", "GOOGLE", "ITEM_FIELDS", "LIST_FIELDS", "PAGE_READ_AT", "ROOT",
-    "SHARED", "SHARED_WITH_ME", "SHORTCUT", "change_of", "child_query", "children_query", "folder_info", "is_folder",
-    "is_native", "is_trashed", "item_info", "key_headers", "kind_of", "looks_like", "may_list", "rank", "resource_of",
-    "shortcut_target", "shown", "takes_id", "title_of", "url_of",
-]  # fmt: skip
 
 FOLDER = "application/vnd.google-apps.folder"
 SHORTCUT = "application/vnd.google-apps.shortcut"
@@ -97,14 +90,32 @@ def child_query(folder_id: str, name: str) -> str:
     Each "／" in the path may be a slash in the title, or itself. With more than one of them, this is the query for the
     whole folder. So it is for a name in single quotes, which Drive does not find by its name.
     """
+    return children_query(folder_id) + (f" and {_named(name)}" if _is_found(name) else "")
+
+
+def path_query(folder_id: str, names: Sequence[str]) -> str | None:
+    """Return the query for the first name in a folder, and for the others in any folder: each is to be in the one before.
+
+    Return None if Drive would not find one of the names, or not tell two of them apart.
+    """
+    first, *others = names
+    if not all(map(_is_found, names)) or len({_normal("NFC", name).lower() for name in names}) < len(names):
+        return None
+    return " or ".join(
+        [f"({child_query(folder_id, first)})", *(f"(trashed = false and {_named(name)})" for name in others)]
+    )
+
+
+def _is_found(name: str) -> bool:
     bare = name.strip()
-    if name.count(_SLASH) > 1 or (bare.startswith("'") and bare.endswith("'")):
-        return children_query(folder_id)
+    return name.count(_SLASH) <= 1 and not (bare.startswith("'") and bare.endswith("'"))
+
+
+def _named(name: str) -> str:
     titles = (name, title_of(name))
     # macOS writes ö as two characters: the caller warns of a name that only looks the same.
     forms = [form for title in titles for form in (title, _normal("NFC", title), _normal("NFD", title))]
-    names = " or ".join(f"name = {_quoted(form)}" for form in dict.fromkeys(forms))
-    return f"{children_query(folder_id)} and ({names})"
+    return "(" + " or ".join(f"name = {_quoted(form)}" for form in dict.fromkeys(forms)) + ")"
 
 
 def _quoted(text: str) -> str:

@@ -19,6 +19,7 @@ import google.oauth2.credentials as google_users
 import google.oauth2.service_account as google_services
 
 from cachedfs.common.atomic_files import write_private
+from cachedfs.common.logging import without_secrets
 from cachedfs.common.optional_imports import preload
 from cachedfs.errors import AccessDenied, SignInRefused
 from cachedfs.origins.drive.credentials import (
@@ -33,15 +34,12 @@ from cachedfs.origins.drive.credentials import (
     scope_remedy,
 )
 from cachedfs.origins.drive.failures import token_remedy
-from cachedfs.origins.origin_errors import without_secrets
 from cachedfs.origins.proxy import configure
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.origins.tokens import TokenSource, is_expired, left_s, message_of, refresh
 
 if TYPE_CHECKING:
     import requests
-
-__all__ = ["DriveAuth", "about", "headers_now", "sign_in"]
 
 log = logging.getLogger("cachedfs.origins")
 

@@ -17,16 +17,15 @@ import requests
 from google_auth_oauthlib.flow import InstalledAppFlow
 from oauthlib import oauth2
 
+from cachedfs.common.logging import without_secrets
 from cachedfs.errors import AccessDenied, OriginUnavailable, SignInRefused
 from cachedfs.origins.drive import accounts, auth
 from cachedfs.origins.drive.credentials import SignIn, read_json
 from cachedfs.origins.drive.failures import failure
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.origin_errors import error_of, without_secrets
+from cachedfs.origins.origin_errors import error_of
 from cachedfs.origins.proxy import configure
 from cachedfs.origins.retry import RetryableError, RetryPolicy
-
-__all__ = ["about", "by_browser", "by_pasting", "checked_address", "read_client", "read_key", "revoke"]
 
 API_PAGE = "https://console.cloud.google.com/apis/library/drive.googleapis.com"
 CLIENTS_PAGE = "https://console.cloud.google.com/auth/clients"

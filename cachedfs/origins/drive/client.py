@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import json
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from cachedfs.common.optional_imports import importing, preload
 from cachedfs.common.types import Range
+from cachedfs.common.urls import import_error
 from cachedfs.errors import (
     AccessDenied,
     CachedFSError,
@@ -23,12 +24,10 @@ from cachedfs.errors import (
     OriginUnavailable,
     RequestRejected,
 )
-from cachedfs.origins.base import before_next_page, range_header
-from cachedfs.origins.drive import api, failures, public, public_folder
-from cachedfs.origins.drive.limits import DriveLimits
-from cachedfs.origins.drive.options import DriveOptions, refers_to_objects
-from cachedfs.origins.drive.public_folder import NoFolderPage
-from cachedfs.origins.drive.quota import QuotaMeter
+from cachedfs.origins.base import range_header
+from cachedfs.origins.drive import api, failures, public
+from cachedfs.origins.drive.options import DriveOptions, account_key, refers_to_objects
+from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.proxy import proxy_of, trusted
@@ -42,9 +41,8 @@ if TYPE_CHECKING:
     from cachedfs.origins.drive.auth import DriveAuth
     from cachedfs.origins.http import HTTPClient
 
-__all__ = ["GOOD", "DriveAccount", "key_of"]
-
 T = TypeVar("T")
+BeforePage = Callable[[], Awaitable[object]]
 _MOST_LOOKUPS = 16  # requests for metadata in flight: Drive gives one user some 50 listings a second
 _IDS = 100  # item ids asked for at once
 _MOST_PAGES = 50  # of changes: to list again what is wanted costs less then
@@ -84,7 +82,7 @@ class DriveAccount:
         self.media_slots = RequestSlots(concurrency)
         self.metadata_slots = RequestSlots(min(concurrency, _MOST_LOOKUPS))
         self.is_public = False  # whether to read public files at their public address
-        self.public_folders = public_folder.FolderPages(self._folder_page)
+        self.public_folders = public.FolderPages(self._folder_page)
         self.without_revisions: set[str] = set()  # ids of files whose revisions Google does not give
         self._on_request = on_request
         self._key = identity.rpartition("|")[2] if "|" in identity else ""  # names the account in cache keys
@@ -115,11 +113,15 @@ class DriveAccount:
         self.is_public = auth.is_missing
         session = aiohttp.ClientSession(connector=new_connector(ssl=tls), proxy=proxy)
 
+        def judge(request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
+            who = {"account": f"the account that signs in ({auth.name})", "remedy": auth.remedy}
+            return failures.failure(request, status, headers, body, **who, for_scope=auth.for_scope)
+
         def client_of(slots: RequestSlots, policy: RetryPolicy) -> HTTPClient:
             return HTTPClient(
                 session,
                 auth,
-                partial(_judge, auth),
+                judge,
                 slots=slots,
                 on_request=self._on_request,
                 policy=self.policy,
@@ -138,8 +140,6 @@ class DriveAccount:
 
     def _is_same(self) -> bool:
         """Return whether the options still sign in as the account in the cache keys; blocks on files."""
-        from cachedfs.origins.drive.account_key import account_key
-
         is_live = refers_to_objects(self.options.sign_in)  # which stay what they are
         return not self._key or is_live or self._key == account_key(self.options, may_ask=False)
 
@@ -310,7 +310,7 @@ class DriveAccount:
             return await self.public_folders.folder(id, key, path)
         except CachedFSError as error:
             # Only a second 404 means that there is nothing.
-            is_hidden = isinstance(not_a_file, ObjectNotFound) and not isinstance(error, NoFolderPage)
+            is_hidden = isinstance(not_a_file, ObjectNotFound) and not isinstance(error, public.NoFolderPage)
             has_failed = isinstance(not_a_file, NotDownloadable) and not isinstance(error, AccessDenied)
             if is_hidden or has_failed:
                 raise
@@ -329,7 +329,7 @@ class DriveAccount:
         return {**found, "name": item["name"]}
 
     async def _folder_page(self, id: str, key: str | None, path: str, is_known: bool) -> tuple[int, bytes]:
-        url, params = public_folder.page_url(self.base), {"id": id, **({"resourcekey": key} if key else {})}
+        url, params = public.page_url(self.base), {"id": id, **({"resourcekey": key} if key else {})}
         request = self.request(
             url, path, "reading its public page", params=params, kind="download", good=public.GOOD
         )
@@ -357,8 +357,19 @@ class DriveAccount:
 
         return await self.answered(request, item_of)
 
-    async def items(self, query: str, folder: ObjectInfo, path: str, doing: str) -> list[dict[str, Any]]:
-        """Return all items that a query finds in one folder, with one request per thousand.
+    async def items(
+        self,
+        query: str,
+        folder: ObjectInfo,
+        path: str,
+        doing: str,
+        *,
+        page: int = 1000,
+        before_page: BeforePage | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return all items that a query finds in one folder, with one request per `page` items (1000 at most).
+
+        `before_page` is awaited before each page but the first.
 
         A listing names the shared drive only if the path begins with it, and only members can list it so. A folder that
         was shared with others is listed like one outside any drive.
@@ -371,15 +382,16 @@ class DriveAccount:
                 f"{api.url_of(path)}: you may see the folder {api.url_of(folder.path)}, not open it ({doing}): its access is "
                 f"limited. Ask its owner to share this folder itself with the account that signs in ({name})"
             )
-        params = {"q": query, "pageSize": "1000", "fields": api.LIST_FIELDS, **api.EVERYWHERE}
+        params = {"q": query, "pageSize": str(page), "fields": api.LIST_FIELDS, **api.EVERYWHERE}
         request = self.request(self.address("files"), path, doing, params=params, headers=key_of(folder))
         drive_id = folder.details.get("driveId") if folder.path.startswith(api.SHARED) else None
         if drive_id is not None and drive_id not in self._out_of_sight:
             of_drive = {**params, "corpora": "drive", "driveId": drive_id}
             with suppress(failures.DriveOutOfSight):  # a shortcut led to a folder of another drive
-                return await self._all("files", dataclasses.replace(request, params=of_drive))
+                of_drive_request = dataclasses.replace(request, params=of_drive)
+                return await self._all("files", of_drive_request, before_page=before_page)
             self._out_of_sight.add(drive_id)
-        return await self._all("files", request)
+        return await self._all("files", request, before_page=before_page)
 
     async def drives(self, path: str) -> list[dict[str, Any]]:
         """Return the ids and names of the shared drives, to find `path`."""
@@ -393,7 +405,13 @@ class DriveAccount:
         return list({drive["id"]: drive for drive in drives}.values())
 
     async def _all(
-        self, key: str, request: HTTPRequest, *, kind: str = "drive#fileList", is_again: bool = False
+        self,
+        key: str,
+        request: HTTPRequest,
+        *,
+        kind: str = "drive#fileList",
+        before_page: BeforePage | None = None,
+        is_again: bool = False,
     ) -> list[dict[str, Any]]:
         """Return the items of all pages; if the listing expires in the middle, list again once."""
         found, token, seen = list[dict[str, Any]](), "", set[str]()
@@ -407,13 +425,13 @@ class DriveAccount:
             except RequestRejected:
                 if is_again or not token:
                     raise
-                return await self._all(key, request, kind=kind, is_again=True)
+                return await self._all(key, request, kind=kind, before_page=before_page, is_again=True)
             found += page.get(key, ())
             # A page may be short, or empty, before the end: only the token tells.
             if not (token := page.get("nextPageToken", "")):
                 return found
-            if (pause := before_next_page.get()) is not None:
-                await pause()
+            if before_page is not None:
+                await before_page()
         raise OriginUnavailable(
             f"{request.subject}: {request.doing} does not end: Drive names a page as the next one that came before. Try "
             "again later"
@@ -544,7 +562,7 @@ class DriveAccount:
             path,
             "",
             want=want,
-            params=public.params_of(id, key),
+            params={"id": id, "export": "download", "confirm": "t", **({"resourcekey": key} if key else {})},
             headers={"Accept-Encoding": "identity", "Range": range_header(want) or ""},
             as_stored=True,
             is_pinned=is_pinned,
@@ -565,9 +583,7 @@ def _signed_in(
             from cachedfs.origins.drive.auth import DriveAuth, sign_in
         preload(["encodings.idna"])  # which looking for a host needs
     except ImportError as error:
-        raise ImportError(
-            f'drive:// needs PyDrive2, which cannot be imported ({error}): pip install "cachedfs[drive]"'
-        ) from error
+        raise import_error("drive", error, "pydrive2") from error
     proxy = proxy_of(options.endpoint_url)
     auth = DriveAuth(sign_in(options.sign_in), policy)
     return auth, proxy, trusted() if options.endpoint_url.startswith("https:") else True
@@ -576,11 +592,3 @@ def _signed_in(
 def key_of(info: ObjectInfo) -> dict[str, str]:
     """Return the headers that open a link-shared item."""
     return api.key_headers(info.id, info.details.get("resourceKey"))
-
-
-def _judge(
-    auth: DriveAuth, request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes
-) -> Exception:
-    who = f"the account that signs in ({auth.name})"
-    remedies = {"remedy": auth.remedy, "for_scope": auth.for_scope}
-    return failures.failure(request, status, headers, body, account=who, **remedies)

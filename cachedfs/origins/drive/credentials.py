@@ -16,11 +16,6 @@ from cachedfs.common.user_folders import found_folder
 from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive import accounts
 
-__all__ = [
-    "ANONYMOUS", "DEFAULT", "GCLOUD_LOGIN", "HOW_TO_SIGN_IN", "SCOPE", "SIGN_IN", "SignIn", "find", "owner_of", "read_json",
-    "scope_remedy",
-]  # fmt: skip
-
 SCOPE = "https://www.googleapis.com/auth/drive"
 ANONYMOUS, DEFAULT = "anon", "google_default"  # the tokens that are names
 HOW_TO_SIGN_IN = (

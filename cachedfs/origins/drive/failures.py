@@ -23,14 +23,6 @@ from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.origin_errors import OTHER_TIME, WRONG_CLOCK, Errors, error_of, refusal, retryable
 from cachedfs.origins.retry import RetryableError
 
-__all__ = [
-    "DriveAbusiveFile",
-    "DriveAnonymous",
-    "DriveOutOfSight",
-    "failure",
-    "token_remedy",
-]
-
 _CONSOLE = "https://console.cloud.google.com/apis"
 _NOT_DRIVE = (
     "See whether a proxy or the sign-in page of a network answers in its place, and check endpoint_url"

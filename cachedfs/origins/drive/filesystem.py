@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import io
 import os
-import tempfile
 import weakref
 from collections.abc import Iterator
-from threading import get_ident
 from typing import Any, ClassVar, Self
 
 from fsspec.asyn import sync, sync_wrapper
@@ -18,7 +16,7 @@ from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import stringify_path
 
 from cachedfs.common.atomic_files import filled
-from cachedfs.common.shared_file import SharedFile, at_own_seek
+from cachedfs.common.spooled_file import SpooledFile, kept_locally, new_spool
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.common.urls import is_pattern
 from cachedfs.common.walk import CycleSafeWalk, begins_with
@@ -29,15 +27,10 @@ from cachedfs.origins.drive.options import DriveOptions, refuse_live
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.paths import place_of, plain_path, side_by_side
 from cachedfs.origins.drive.read import must_have_bytes
-from cachedfs.origins.drive.upload import WrittenDriveFile, not_kept
 from cachedfs.origins.upload import UploadContent
-
-__all__ = ["DriveFile", "DriveFileSystem"]
 
 _FSSPEC = frozenset({"asynchronous", "loop", "batch_size", "skip_instance_cache", "use_listings_cache"})
 _FSSPEC |= {"listings_expiry_time", "max_paths"}
-_SPOOL = 8 << 20  # bytes of a file being written that are in memory; the rest is on the disk
-_BLOCK = 5 << 20  # read at once from an open file, as fsspec's other filesystems do
 _INHERITED: list[DriveOrigin] = []  # of a parent process: what is closed here would be closed there
 
 
@@ -196,27 +189,31 @@ class DriveFileSystem(CycleSafeWalk):
         autocommit: bool = True,
         cache_options: Any = None,
         **kwargs: Any,
-    ) -> DriveFile | WrittenDriveFile:
+    ) -> DriveFile | SpooledFile:
         place_of(path)  # what is wrong with it is said here, and not when a written file is closed
         if mode in ("rb", "r"):
             kwargs.pop("size", None)  # of a handle that travelled: the file may have another by now
             info, whole = sync(self.loop, self._readable, path)
             return DriveFile(
-                self, path, info, whole, block_size or _BLOCK, cache_options=cache_options, **kwargs
+                self, path, info, whole, block_size=block_size, cache_options=cache_options, **kwargs
             )
         if mode not in ("wb", "xb", "ab"):
             raise ValueError(f"drive://{path}: mode {mode!r} is none of rb, wb, xb and ab")
         if mode == "xb" and self.exists(path):
             raise ObjectExists(f"drive://{path}: exists already; mode 'w' would replace it")
-        spool: Any = tempfile.SpooledTemporaryFile(_SPOOL)  # noqa: SIM115 - the file's, which closes it
-        onto: str | None = None
+        spool, onto = new_spool(), None
         try:
             if mode == "ab":
                 onto = sync(self.loop, self._begin_append, path, spool)
         except BaseException:  # an interrupt too: nobody else knows of the spool
             spool.close()
             raise
-        return WrittenDriveFile(self, path, mode, spool, onto=onto, autocommit=autocommit)
+
+        def send(file: Any) -> None:
+            write, content = self.origin.writer.write, UploadContent(file)
+            sync(self.loop, write, path, content, exclusive=mode == "xb", onto=onto)
+
+        return SpooledFile(api.url_of(path), mode, send, spool, autocommit=autocommit)
 
     async def _readable(self, path: str) -> tuple[ObjectInfo, bytes | None]:
         """Return the version that a new file reads, and for a Google document its export; raise if it has no bytes."""
@@ -231,7 +228,7 @@ class DriveFileSystem(CycleSafeWalk):
         except FileNotFoundError:
             return ""
         must_have_bytes(info)
-        with not_kept(path):
+        with kept_locally(api.url_of(path)):
             await self._copy_out(info, spool, DEFAULT_CALLBACK)
         return info.fingerprint
 
@@ -360,38 +357,15 @@ def _above(path: str) -> Iterator[str]:
         yield path
 
 
-class DriveFile(SharedFile, AbstractBufferedFile):
-    """A file of Drive open for reading, in the version it had when it was opened. Threads may share it."""
-
-    _seek, _tell = AbstractBufferedFile.seek, AbstractBufferedFile.tell
-    _read = at_own_seek(AbstractBufferedFile.read)
+class DriveFile(AbstractBufferedFile):
+    """A file of Drive open for reading, in the version it had when it was opened."""
 
     def __init__(
-        self,
-        fs: DriveFileSystem,
-        path: str,
-        info: ObjectInfo,
-        whole: bytes | None,
-        block_size: int,
-        **options: Any,
+        self, fs: DriveFileSystem, path: str, info: ObjectInfo, whole: bytes | None, **options: Any
     ) -> None:
-        self._info, self._whole = info, whole
-        size = info.size if whole is None else len(whole)
-        super().__init__(fs, path, "rb", block_size, size=size, **options)
-
-    @property
-    def details(self) -> dict[str, Any]:
-        """The metadata from when the file was opened."""
-        return self._info.as_info()
-
-    def read(self, length: int = -1) -> bytes:
-        return self._read(length)  # type: ignore[no-any-return]
-
-    def readuntil(self, char: bytes = b"\n", blocks: int | None = None) -> bytes:
-        with self._lock:
-            data: bytes = super().readuntil(char, blocks)
-            self._seeks.pop(get_ident(), None)  # its seeks are part of the read
-            return data
+        """`whole` is the export of a Google document."""
+        self._info, self._whole, self._details = info, whole, info.as_info()
+        super().__init__(fs, path, size=info.size if whole is None else len(whole), **options)
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         if self._whole is not None:

@@ -25,9 +25,10 @@ from cachedfs.errors import (
     QuotaExceeded,
     SignInRefused,
 )
+from cachedfs.origins.base import before_next_page
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount
-from cachedfs.origins.drive.public_folder import not_listed
+from cachedfs.origins.drive.public import not_listed
 
 __all__ = [
     "MY_DRIVE",
@@ -165,6 +166,41 @@ class PathResolver:
             )
         return (await self.chosen(items, path, for_folder=for_folder))[1]
 
+    async def lookup_path(self, path: str) -> list[ObjectInfo]:
+        """Return the items that the names of `path` lead to, from the first one on, as far as one request finds them.
+
+        Each is the only one of its name, and no shortcut. More may be there than this finds.
+        """
+        top, names = place_of(path)
+        if not has_feed(
+            top
+        ):  # a view, or a folder by its id: what is below it may not be found by name alone
+            return []
+        here = self._my_drive or api.folder_info(top, api.ROOT) if top == MY_DRIVE else await self.folder(top)
+        if (query := api.path_query(str(here.id), names)) is None:
+            return []
+        try:
+            items = await self._found(
+                query, here, path, "looking it up", page=100, before_page=_no_further_page
+            )
+        except TimeoutError:  # names that are everywhere
+            return []
+        found = list[ObjectInfo]()
+        for name in names:
+            above = found[-1].id if found else None  # the query had the first folder
+            same = [
+                item
+                for item in items
+                if api.shown(item["name"]) == name and (above is None or above in item.get("parents", ()))
+            ]
+            if len(same) != 1 or api.shortcut_target(same[0]) is not None:
+                break
+            here = api.item_info(same[0], f"{here.path}/{name}")
+            found.append(here)
+            if here.kind != "directory" or not api.may_list(same[0]):
+                break
+        return found
+
     async def chosen(
         self, items: Sequence[Mapping[str, Any]], path: str, *, for_folder: bool = False
     ) -> tuple[Mapping[str, Any], ObjectInfo]:
@@ -238,14 +274,16 @@ class PathResolver:
                 return item
         return None
 
-    async def _found(self, query: str, folder: ObjectInfo, path: str, doing: str) -> list[dict[str, Any]]:
+    async def _found(
+        self, query: str, folder: ObjectInfo, path: str, doing: str, **pages: Any
+    ) -> list[dict[str, Any]]:
         """Return the items that a query finds in a folder; raise ObjectNotFound only if the folder itself is gone.
 
         Drive may fail to list a folder that exists. Its items would then look absent: they would be left out of
         listings, or created twice.
         """
         try:
-            return await self._account.items(query, folder, path, doing)
+            return await self._account.items(query, folder, path, doing, **pages)
         except ObjectNotFound as error:
             key = folder.details.get("resourceKey")
             item = await self._account.item(str(folder.id), path, key=key)
@@ -355,7 +393,10 @@ class PathResolver:
             self.partly_listed.add(folder.path)
             items = await self._account.public_folders.items(folder)
         else:
-            items = await self._found(api.children_query(str(folder.id)), folder, folder.path, "listing it")
+            query = api.children_query(str(folder.id))
+            items = await self._found(
+                query, folder, folder.path, "listing it", before_page=before_next_page.get()
+            )
             self.partly_listed.discard(folder.path)
         by_name: dict[str, list[dict[str, Any]]] = {}
         for item in {item["id"]: item for item in items}.values():
@@ -498,6 +539,10 @@ class PathResolver:
 
 def _shared_drive(path: str, drive: Mapping[str, Any]) -> ObjectInfo:
     return api.folder_info(path, drive["id"], driveId=drive["id"], canListChildren=api.may_list(drive))
+
+
+async def _no_further_page() -> None:
+    raise TimeoutError
 
 
 def _missing(path: str, why: str) -> ObjectNotFound:

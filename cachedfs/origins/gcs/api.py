@@ -28,26 +28,6 @@ from cachedfs.origins.retry import RetryableError, foreign
 if TYPE_CHECKING:
     from cachedfs.origins.http import HTTPResponse
 
-__all__ = [
-    "FIELDS",
-    "LIST_FIELDS",
-    "PAGE",
-    "UNUSUAL",
-    "ReadHeaders",
-    "bucket_info",
-    "children",
-    "failure",
-    "folder_info",
-    "head_of",
-    "is_absence",
-    "is_resource",
-    "next_token",
-    "object_info",
-    "object_path",
-    "plain_path",
-    "resource_of",
-]
-
 # The fields that `info` shows, the same from a lookup and from a listing.
 FIELDS = (
     "kind,bucket,name,size,generation,metageneration,etag,md5Hash,crc32c,contentType,contentEncoding,"
@@ -122,7 +102,7 @@ def head_of(
     if (headers.get("Content-Range"), length, encoding) != (part, str(stop - start), stored_encoding):
         span, size = _span_of(status, headers, want)  # other forms, and answers of others
         start, stop = span.start, span.stop
-    details: dict[str, Any] = {name: headers[at] for name, at in _HEADERS if at in headers}
+    details: dict[str, Any] = {name: text for name, at in _HEADERS if (text := headers.get(at)) is not None}
     hashes = _HASH.findall(",".join(headers.getall("x-goog-hash", ())))
     details |= {"md5Hash" if kind == "md5" else kind: value for kind, value in hashes}
     if details.get("contentEncoding") == "identity":

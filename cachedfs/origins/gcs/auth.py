@@ -7,18 +7,15 @@ import difflib
 import inspect
 import logging
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from fsspec.config import conf
 
 from cachedfs.common.optional_imports import importing
+from cachedfs.common.urls import import_error
 from cachedfs.origins.inner_filesystem import make_private, without_listing_cache
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.origins.tokens import TokenSource, refresh
-
-__all__ = ["GCSAuth", "make_gcsfs"]
-
 
 logger = logging.getLogger("cachedfs.origins")
 
@@ -38,12 +35,9 @@ def make_gcsfs(options: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> A
     try:
         with importing():
             # Not `gcsfs.GCSFileSystem`: that one asks for the layout of every bucket, by gRPC.
-            from cachedfs.origins.gcs.checked_gcsfs import CheckedGCSFileSystem
-            from cachedfs.origins.gcs.credentials import known_token, shown
+            from cachedfs.origins.gcs.checked_gcsfs import CheckedGCSFileSystem, known_token, shown
     except ImportError as error:
-        raise ImportError(
-            f'gs:// needs gcsfs, which cannot be imported ({error}): pip install "cachedfs[gcs]"'
-        ) from error
+        raise import_error("gs", error) from error
     _check_names(CheckedGCSFileSystem, options)
     endpoint, token, access = (
         options.get(name) or conf.get("gs", {}).get(name) or conf.get("gcs", {}).get(name)
@@ -88,15 +82,12 @@ def _check_endpoint(endpoint: Any) -> None:
         )
 
 
-class GCSAuth(TokenSource):
-    """The credentials of a gcsfs filesystem."""
+def tokens_of(gcsfs_auth: Any, policy: RetryPolicy) -> TokenSource:
+    """Return the tokens of gcsfs's GoogleCredentials; its `credentials` is None for anonymous access."""
 
-    def __init__(self, gcsfs_auth: Any, policy: RetryPolicy) -> None:
-        """`gcsfs_auth` is gcsfs's GoogleCredentials; its `credentials` is None for anonymous access."""
-        super().__init__(lambda: gcsfs_auth.credentials, partial(_refresh, gcsfs_auth, policy), policy)
+    def renew() -> None:
+        with gcsfs_auth.lock:
+            refresh(gcsfs_auth.credentials, policy)
+            gcsfs_auth.credentials.apply(gcsfs_auth.heads)
 
-
-def _refresh(gcsfs_auth: Any, policy: RetryPolicy) -> None:
-    with gcsfs_auth.lock:
-        refresh(gcsfs_auth.credentials, policy)
-        gcsfs_auth.credentials.apply(gcsfs_auth.heads)
+    return TokenSource(lambda: gcsfs_auth.credentials, renew, policy)

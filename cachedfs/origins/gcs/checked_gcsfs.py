@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
+import warnings
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote
 
+import google.auth
 from gcsfs.core import GCSFileSystem
+from google.auth.credentials import AnonymousCredentials, with_scopes_if_required
 from requests.exceptions import ProxyError
 
 from cachedfs.common.checksums import crc32c_of, has_crc32c
@@ -22,7 +26,8 @@ from cachedfs.origins.http import other_host
 from cachedfs.origins.origin_errors import denial, error_of, size_of, text_of, well_formed
 from cachedfs.origins.retry import RetryableError, foreign
 
-__all__ = ["CheckedGCSFileSystem", "ForeignResponse"]
+_SCOPE = "https://www.googleapis.com/auth/devstorage."  # gcsfs's; its option `access` is appended
+_GCSFSS_OWN = (None, "authorized_user")  # JSON types left to gcsfs; a user's sign-in fails if it names scopes
 
 
 class ForeignResponse(ProxyError):
@@ -38,33 +43,12 @@ class CheckedGCSFileSystem(GCSFileSystem):  # type: ignore[misc] # gcsfs has no 
         return _CheckedSession(super().session, uploads, copies)
 
 
-class _Upload(NamedTuple):
-    """The name of an object, and the CRC-32C of the bytes of it that the service has received."""
-
-    name: str
-    crc32c: int = 0
-
-    def with_more(self, data: bytes) -> _Upload:
-        return self._replace(crc32c=crc32c_of(data, self.crc32c)) if has_crc32c() else self
-
-    def check(self, body: bytes, size: int) -> None:
-        """Raise RetryableError unless an answer has the object's name, and the size and checksum of all bytes sent."""
-        found = json.loads(body)
-        if not api.is_resource(found, "object", self.name) or str(found.get("size")) != str(size):
-            raise foreign("an upload was answered without the object's name and size")
-        expected = base64.b64encode(self.crc32c.to_bytes(4, "big")).decode()
-        if has_crc32c() and found.get("crc32c") != expected:
-            raise foreign(
-                f"an upload was answered with the CRC32C {found.get('crc32c')} instead of {expected}"
-            )
-
-
 class _CheckedSession:
     """An aiohttp session for gcsfs that checks every answer."""
 
-    def __init__(self, session: Any, uploads: dict[str, _Upload], copies: dict[str, int]) -> None:
-        self._session, self._uploads = session, uploads
-        self._copies = copies  # bytes that an unfinished copy has, by its address
+    def __init__(self, session: Any, uploads: dict[str, tuple[str, int]], copies: dict[str, int]) -> None:
+        # By their address: name and CRC-32C of the bytes that an upload has; how many bytes an unfinished copy has.
+        self._session, self._uploads, self._copies = session, uploads, copies
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
@@ -108,10 +92,10 @@ class _CheckedSession:
         kind, data = params.get("uploadType"), options.get("data") or b""
         data = bytes(data.getbuffer() if hasattr(data, "getbuffer") else data)  # a view, or a file in memory
         if kind == "resumable":
-            self._uploads[answer.headers["Location"]] = _Upload(options["json"]["name"])
+            self._uploads[answer.headers["Location"]] = options["json"]["name"], 0
         elif kind == "multipart":
             name, content = _split_multipart(headers["Content-Type"], data)
-            _Upload(name).with_more(content).check(body, len(content))
+            _check_object(body, name, len(content), _crc32c(content))
         elif method == "POST" and url in self._uploads:
             self._check_piece(url, answer, body, headers["Content-Range"], data)
         elif method == "DELETE":
@@ -128,11 +112,11 @@ class _CheckedSession:
         found = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", range_)
         assert found is not None  # gcsfs wrote it
         total, start = found[2], int(found[1] or found[2])
-        upload, stop = self._uploads[url], start + len(data)
+        (name, crc), stop = self._uploads[url], start + len(data)
         if answer.status != 308:
             if str(stop) != total:
                 raise foreign("an upload was answered as complete before it was")
-            upload.with_more(data).check(body, stop)
+            _check_object(body, name, stop, _crc32c(data, crc))
             del self._uploads[url]
             return
         _, _, last = answer.headers.get("Range", "").partition("-")
@@ -141,7 +125,7 @@ class _CheckedSession:
             raise foreign(
                 f"of bytes {start} to {stop} of an upload, the answer says that {received} are there"
             )
-        self._uploads[url] = upload.with_more(data[: received - start])
+        self._uploads[url] = name, _crc32c(data[: received - start], crc)
 
     def _check_resource(self, found: Any, url: str, params: Mapping[str, Any]) -> None:
         """Check that JSON is the service's, about the object that the address names."""
@@ -176,6 +160,19 @@ class _CheckedSession:
         return None
 
 
+def _crc32c(data: bytes, before: int = 0) -> int:
+    return crc32c_of(data, before) if has_crc32c() else 0  # in Python it takes longer than sending
+
+
+def _check_object(body: bytes, name: str, size: int, crc: int) -> None:
+    """Raise RetryableError unless an answer has the object's name, and the size and checksum of all bytes sent."""
+    found, expected = json.loads(body), base64.b64encode(crc.to_bytes(4, "big")).decode()
+    if not api.is_resource(found, "object", name) or str(found.get("size")) != str(size):
+        raise foreign("an upload was answered without the object's name and size")
+    if has_crc32c() and found.get("crc32c") != expected:
+        raise foreign(f"an upload was answered with the CRC32C {found.get('crc32c')} instead of {expected}")
+
+
 def _check_error(status: int, body: bytes) -> None:
     """Check that gcsfs can read an error; raise what a 412 means, with the words of the service: gcsfs omits them.
 
@@ -205,3 +202,67 @@ def _split_multipart(content_type: str, data: bytes) -> tuple[str, bytes]:
     end = data.index(boundary, metadata)
     start, stop = data.index(b"\n\n", end) + 2, data.rindex(boundary)
     return json.loads(data[metadata:end])["name"], data[start:stop]
+
+
+# The option `token=`
+def known_token(token: Any, access: str) -> Any:
+    """Return `token` in a form that gcsfs accepts.
+
+    Raises ValueError for a missing file and for damaged credentials.
+    """
+    if isinstance(token, AnonymousCredentials):
+        return "anon"
+    name = _file_of(token)
+    info = token if name is None else _json_of(name)
+    if isinstance(info, Mapping) and info.get("type") not in _GCSFSS_OWN:
+        return _loaded(info, shown(token), access)
+    return token if name is None else name
+
+
+def shown(token: Any) -> str:
+    """Return how an error names a token: by its file, never by its content."""
+    return f"token={os.fspath(token)!r}" if isinstance(token, (str, os.PathLike)) else "token (a dictionary)"
+
+
+def _file_of(token: Any) -> str | None:
+    """Return the file name that a token is, with `~` expanded; None for every other form."""
+    if not isinstance(token, (str, os.PathLike)):
+        return None
+    name: str = os.path.expanduser(token)
+    if os.path.exists(name):
+        return name
+    looks_like_file = ("/" in name or name.endswith(".json")) and len(name) < 1000
+    # gcsfs would take it for a raw token and send it to Google.
+    if isinstance(token, os.PathLike) or (looks_like_file and not name.startswith(("ya29.", "1//"))):
+        raise ValueError(
+            f"gs option token={os.fspath(token)!r}: there is no such file; a token is a file's name, a dictionary, credentials, "
+            "or 'anon', 'google_default', 'cloud', 'cache'"
+        )
+    return None
+
+
+def _json_of(name: str) -> Any:
+    """Return the JSON in a file, else None; a pipe can be read only once, so it is left to gcsfs."""
+    with suppress(OSError, ValueError):
+        if os.path.isfile(name):
+            with open(name, encoding="utf-8") as file:
+                return json.load(file)
+    return None
+
+
+def _loaded(info: Mapping[str, Any], what: str, access: str) -> Any:
+    """Return google-auth's credentials from JSON.
+
+    gcsfs itself reads only service account keys and user sign-ins, and takes a damaged key for a sign-in.
+    """
+    try:
+        with warnings.catch_warnings():  # it warns of untrusted JSON; this is the user's own
+            warnings.simplefilter("ignore", DeprecationWarning)
+            # Scopes follow below: here they would make it ask Google for the project of a workload identity.
+            credentials, _ = google.auth.load_credentials_from_dict(dict(info))  # type: ignore[no-untyped-call]
+        return with_scopes_if_required(credentials, [_SCOPE + access])  # type: ignore[no-untyped-call]
+    except Exception:  # damaged JSON may raise anything
+        raise ValueError(
+            f"gs option {what}: google-auth cannot read its JSON (type {info['type']!r}): it is damaged, "
+            "incomplete, or of a type that it does not know; download it again"
+        ) from None

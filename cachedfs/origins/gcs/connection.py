@@ -14,8 +14,6 @@ from cachedfs.origins.http_request import HTTPRequest
 if TYPE_CHECKING:
     from cachedfs.origins.http import HTTPClient
 
-__all__ = ["GCSConnection"]
-
 
 class GCSConnection:
     """Requests over one session, with the settings of one gcsfs filesystem."""

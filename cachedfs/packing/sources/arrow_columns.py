@@ -5,31 +5,29 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cachedfs.packing.pack_types import END, Array, Field, SampleBatch
+from cachedfs.packing.pack_types import Array, Field, SampleBatch
 from cachedfs.packing.sources.source_tools import checked_fields, joined
 
 __all__ = [
-    "Columns",
+    "advised",
+    "arrow_type",
     "as_json",
     "batch_of",
+    "cast",
     "chosen",
+    "decoded",
+    "empty_table",
     "fields_of",
-    "merged",
-    "selected",
-    "structs_of",
-    "typed",
 ]
-__all__ += ["empty_table", "unfolded", "whole_type"]
+__all__ += ["structs_of", "unfolded", "unified"]
 
-# The parsed `columns` argument: a type as text for each name; None keeps the type of the column.
-Columns = Mapping[str, str | None] | None
 UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 TYPE = re.compile(r"(ragged )?([a-z]+[0-9]*)(?:\[([0-9, ]+)\])?")
 TEXTS = {"utf8": "utf-8", "bytes": "bytes", "json": "json"}
@@ -38,20 +36,27 @@ TEXTS = {"utf8": "utf-8", "bytes": "bytes", "json": "json"}
 # The user's types.
 
 
-def chosen(columns: Any) -> Columns:
-    """Parse the user's `columns` argument: names, or names with types.
+def chosen(columns: Any) -> tuple[list[str] | None, dict[str, str | None]]:
+    """Parse the user's `columns`: the names to pack (None: all), and the given types (None: to be detected).
 
-    Raises ValueError for an invalid type.
+    A list selects, also with pairs of a name and a type; a dictionary gives types and keeps all other columns. Raises
+    ValueError for an invalid type.
     """
     if columns is None:
-        return None
+        return None, {}
     if isinstance(columns, str):
         columns = [columns]
-    given = dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns)
+    is_mapping = isinstance(columns, Mapping)
+    pairs = (
+        columns.items()
+        if is_mapping
+        else [(each, None) if isinstance(each, str) else each for each in columns]
+    )
+    given = dict(pairs)
     for name, type_ in given.items():
         if type_ is not None:
             _parsed(name, type_)
-    return given
+    return None if is_mapping else list(given), given
 
 
 def _parsed(name: str, given: str) -> Field:
@@ -71,26 +76,8 @@ def _parsed(name: str, given: str) -> Field:
     return Field(name, dtype.name, shape, is_ragged=bool(match[1]))
 
 
-def selected(schema: pa.Schema, columns: Columns, url: str) -> pa.Schema:
-    """Return the chosen columns of a schema. Raises ValueError if one does not exist, or two have one name."""
-    wanted = list(columns) if columns is not None else schema.names
-    if missing := [name for name in wanted if name not in schema.names]:
-        raise ValueError(f"{url}: columns {missing} do not exist; there are {schema.names}")
-    if duplicates := [name for name in wanted if schema.names.count(name) > 1]:
-        raise ValueError(
-            f"{url}: several columns are called {duplicates[0]!r}; columns=[...] says which others to pack"
-        )
-    return pa.schema([schema.field(name) for name in wanted])
-
-
-def typed(schema: pa.Schema, columns: Columns) -> pa.Schema:
-    """Return the schema with the types that the user gave. Columns without any value are text."""
-    return pa.schema(
-        [(each.name, _arrow_type(each.name, (columns or {}).get(each.name), each.type)) for each in schema]
-    )
-
-
-def _arrow_type(name: str, given: str | None, found: pa.DataType) -> pa.DataType:
+def arrow_type(name: str, given: str | None, found: pa.DataType) -> pa.DataType:
+    """Return the type that a text format is read as, for the type that the user gave."""
     if given is None or given == "json":
         return pa.string() if pa.types.is_null(found) else found
     field = _parsed(name, given)
@@ -100,47 +87,98 @@ def _arrow_type(name: str, given: str | None, found: pa.DataType) -> pa.DataType
     return pa.list_(item) if field.is_ragged or field.shape else item
 
 
-def merged(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return one schema for tables with these schemas. Raises ValueError if their types conflict."""
-    try:
-        return pa.unify_schemas(list(schemas), promote_options="permissive")
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise ValueError(
-            f"samples have columns of one name and different types: {error}; columns={{...}} settles it"
-        ) from error
+# Columns of several files.
 
 
-def whole_type(name: str, numbers: Sequence[int], other: str = "json") -> pa.DataType:
-    """Return int64 or uint64, by the range of the integers.
+def unified(schema: pa.Schema, other: pa.Schema, given: Collection[str]) -> pa.Schema:
+    """Return a schema that holds the columns of both, with the names of the first one.
 
-    Raises ValueError if neither fits; the message suggests the type `other`, which keeps all digits.
+    Columns whose type is `given` keep that of the first schema. Raises ValueError for types that have nothing in common.
     """
-    least, largest = min(numbers), max(numbers)
-    if least >= -(2**63) and largest < 2**63:
-        return pa.int64()
-    if least >= 0 and largest < 2**64:
-        return pa.uint64()
-    raise ValueError(
-        f"column {name!r}: no integer type holds {least} to {largest}; columns={{...}} can give it another, such as "
-        f"float64 or {other}"
-    )
+    names = [each.name for each in schema if each.name in other.names and each.name not in given]
+    try:
+        both = [
+            pa.schema([(name, decoded(each.field(name).type)) for name in names]) for each in (schema, other)
+        ]
+        found = pa.unify_schemas(both, promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        reason = str(error).removeprefix("Unable to merge: ")
+        raise ValueError(f"{reason}; columns={{...}} gives such a column one type") from error
+    types = {each.name: each.type for each in found}
+    return pa.schema([(each.name, types.get(each.name, decoded(each.type))) for each in schema])
+
+
+def decoded(type_: pa.DataType) -> pa.DataType:
+    """Return the type of the values of a dictionary; other types as they are."""
+    return type_.value_type if pa.types.is_dictionary(type_) else type_
+
+
+def cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the columns of a schema, in its types (null: as it is). Raises ValueError for a value that would change."""
+    problems, columns = [], []
+    for each in schema:
+        if each.name not in table.column_names:
+            raise ValueError(f"column {each.name!r} is not there; columns=[...] says which to pack")
+        try:
+            columns.append(_cast(table.column(each.name), each.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            problems.append(f"column {each.name!r}: {error}")
+    if problems:
+        raise ValueError(advised(problems))
+    return pa.table(columns, names=schema.names)
+
+
+def _cast(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    found = column.type
+    if found == type_ or pa.types.is_null(type_) or _is_json(type_):  # as JSON, fields stay as they are
+        return column
+    if not _may_cast(found, type_):
+        raise pa.ArrowInvalid(f"it is {found}, and {type_} in the files that were looked at")
+    try:
+        return column.cast(type_)
+    except pa.ArrowInvalid as error:
+        if pa.types.is_integer(found) and pa.types.is_floating(type_):
+            reason = f"{error}; it is packed as {type_}, since it has missing values or is of that type in other files"
+            raise pa.ArrowInvalid(reason) from error
+        raise
+
+
+def _may_cast(found: pa.DataType, type_: pa.DataType) -> bool:
+    """Return whether the types have a common one, so that a safe cast keeps values or fails."""
+    if pa.types.is_boolean(found) and type_ == pa.float64():  # a column with gaps
+        return True
+    if pa.types.is_floating(found) and pa.types.is_floating(type_) and found.bit_width > type_.bit_width:
+        return False  # Arrow rounds floats
+    try:
+        pa.unify_schemas([pa.schema([("", each)]) for each in (found, type_)], promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return False
+    return True
+
+
+def advised(problems: Sequence[str]) -> str:
+    """Return one message for the problems of several columns."""
+    return f"{'; '.join(problems)}; columns={{...}} can give it another type"
 
 
 # Types to fields.
 
 
-def fields_of(schema: pa.Schema, columns: Columns) -> tuple[Field, ...]:
-    """Return the fields of the columns.
+def fields_of(schema: pa.Schema, given: Mapping[str, str], names: Sequence[str]) -> tuple[Field, ...]:
+    """Return the fields of the columns, with these names; `given` are the types from the user.
 
     Raises ValueError for invalid array names and for bytes inside JSON.
     """
-    fields = [_field(column.name, column.type, (columns or {}).get(column.name)) for column in schema]
+    fields = [_field(column.name, column.type, given.get(column.name)) for column in schema]
     for column, field in zip(schema, fields, strict=True):
         if field.means == "json" and _holds_bytes(_stored(column.type)):
             raise ValueError(
                 f"column {column.name!r} is {column.type}: JSON has no bytes; columns=[...] leaves it out, or gives it another type"
             )
-    return checked_fields(fields)
+    pairs = zip(fields, names, strict=True)
+    return checked_fields([dataclasses.replace(field, name=name) for field, name in pairs])
 
 
 def _field(name: str, type_: pa.DataType, given: str | None = None) -> Field:
@@ -149,8 +187,7 @@ def _field(name: str, type_: pa.DataType, given: str | None = None) -> Field:
         return _parsed(name, given)
     if isinstance(type_, pa.FixedShapeTensorType):
         return _tensor(name, type_)
-    if pa.types.is_dictionary(type_):
-        type_ = type_.value_type
+    type_ = decoded(type_)
     if _is_number(type_):
         return Field(name, _dtype(type_))
     if (units := _units(type_)) is not None:
@@ -253,23 +290,25 @@ def as_json(value: Any) -> bytes:
     return json.dumps(value, default=str, ensure_ascii=False).encode(errors="backslashreplace")
 
 
-def batch_of(table: pa.Table, fields: Sequence[Field], stop: int = END) -> SampleBatch:
-    """Return the rows of a table as samples.
+def batch_of(table: pa.Table, fields: Sequence[Field]) -> SampleBatch:
+    """Return the rows of a table as samples; column `i` of it has the values of field `i`.
 
-    Raises ValueError, with the column, for values that do not fit its field.
+    Raises ValueError, with all such columns, for values that do not fit their fields.
     """
     values: dict[str, Array] = {}
     sizes: dict[str, Array] = {}
-    for field in fields:
+    problems = []
+    for name, column, field in zip(table.column_names, table.columns, fields, strict=True):
         try:
-            values[field.name], n = _values(_whole(table.column(field.name)), field)
+            values[field.name], n = _values(_whole(column), field)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise ValueError(
-                f"column {field.name!r}: {error}; columns={{...}} can give it another type"
-            ) from error
-        if n is not None:
-            sizes[field.name] = n
-    return SampleBatch(table.num_rows, values, sizes, stop)
+            problems.append(f"column {name!r}: {error}")
+        else:
+            if n is not None:
+                sizes[field.name] = n
+    if problems:
+        raise ValueError(advised(problems))
+    return SampleBatch(table.num_rows, values, sizes)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
@@ -308,7 +347,7 @@ def _numbers(column: pa.Array, dtype: str) -> Array:
 
 
 def _text(column: pa.Array, field: Field) -> tuple[Array, Array]:
-    if field.means == "json":
+    if field.means == "json" and not _is_bytes(column.type):
         return joined(b"" if value is None else as_json(value) for value in column.to_pylist())
     if field.means == "utf-8" or not (_is_text(column.type) or _is_bytes(column.type)):
         column = column.cast(pa.large_string())
@@ -326,6 +365,10 @@ def _lists(column: pa.Array, field: Field) -> tuple[Array, Array | None]:
         raise pa.ArrowInvalid(f"its values are {column.type}, and not lists")
     if pa.types.is_fixed_size_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
+    if column.null_count and not field.is_ragged:
+        raise pa.ArrowInvalid(
+            f"{column.null_count} lists are missing; the type 'ragged {field.dtype}' packs them as empty ones"
+        )
     sizes = np.asarray(_filled(pc.list_value_length(column), 0), np.int64)
     found = _numbers(column.flatten(), field.dtype)
     if field.is_ragged:
@@ -374,6 +417,10 @@ def _is(*names: str) -> Any:
     """Return a function that tells whether a type is one of `pa.types.is_...`."""
     tests = [getattr(pa.types, f"is_{name}") for name in names]
     return lambda type_: any(test(type_) for test in tests)
+
+
+def _is_json(type_: pa.DataType) -> bool:
+    return pa.types.is_nested(type_) and not (_is_list(type_) and _is_number(type_.value_type))
 
 
 _is_text = _is("string", "large_string", "string_view")

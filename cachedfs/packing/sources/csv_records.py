@@ -4,207 +4,282 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 
-from cachedfs.packing.pack_types import Array, SampleBatch, SourcePiece
-from cachedfs.packing.sources.arrow_columns import batch_of, fields_of, selected, typed, whole_type
-from cachedfs.packing.sources.text_lines import TextSource, line_ends
+from cachedfs.packing.pack_types import SampleBatch
+from cachedfs.packing.sources.arrow_columns import advised, arrow_type, empty_table
+from cachedfs.packing.sources.records import Chunk
+from cachedfs.packing.sources.sample_source import SourceFiles
+from cachedfs.packing.sources.tables import TableSource, stated_names
+from cachedfs.packing.sources.text_lines import PART, opened, parts_of
 
-__all__ = ["CSVSource", "delimiter_of", "record_ends", "stray_quotes"]
+__all__ = ["CSVSource", "delimiter_of", "parsed", "type_of"]
 
-DELIMITERS = b",;\t|"
-INTEGER = re.compile("-?[0-9]+")
-NULLS = set(pyarrow.csv.ConvertOptions().null_values)  # words that Arrow reads as missing numbers
+DELIMITERS = ",;\t|"
+OPTIONS = ("comment", "delimiter", "encoding", "skipinitialspace")
+ROWS = 4096  # records that Python reads in one step, if an option needs it
+# Bytes that Arrow parses in one step, until a record is larger. It reads up to 32 blocks ahead.
+BLOCKS = (1 << 20, 8 << 20, 32 << 20)
+QUOTED = re.compile(rb'(?<![^,;\t|\r\n])"(?:[^"]|"")*"')
+# The first quotes that begin or end a field.
+QUOTE = re.compile(rb'[,;\t|\n]"[^"]|[^"](?P<end>"[,;\t|\r\n])')
+RECORD = re.compile(rb'(?:"(?:[^"]|"")*"|[^"\n])*\n')
+# Texts that pandas reads as missing numbers.
+MISSING = pa.array([*pyarrow.csv.ConvertOptions().null_values, "<NA>", "None"])
+INTEGER, ZEROS, HEX = r"^[+-]?[0-9]+$", r"^\s*[+-]?0[0-9]", r"^\s*[+-]?0[xX]"
+BIT = r"^\s*[01]\s*$"
+NUMBER = r"^[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|(?i:inf|infinity))$"
+BOOLEAN = r"^(?i:true|false)$"
 
 
-class CSVSource(TextSource):
+class CSVSource(TableSource):
     """A source with one sample for each CSV record, and one field for each column.
 
-    Each file starts with a header. Arrow parses blocks of complete records. Its streaming reader is not used: it
-    reads 32 blocks ahead, refuses a record larger than a block, and does not tell where a record ends.
+    Arrow splits the records, and all values are read as text first: Arrow's own guess makes numbers of hexadecimal
+    ids and of postal codes.
     """
 
     kind = "csv"
-    is_record_a_line = False  # the start of a record depends on all quotes before it
-    _delimiters = DELIMITERS  # the candidates, until `look` has read the header
 
-    def ends(self, data: bytes) -> Array:
-        return record_ends(data, self._delimiters)
-
-    def last_end(self, data: bytes) -> int:
-        ends = self.ends(data)
-        return int(ends[-1]) if len(ends) else 0
+    def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
+        super().__init__(files, columns, **options)
+        given: Mapping[str, Any] = options.get("csv") or {}
+        if wrong := [name for name in given if name not in OPTIONS]:
+            raise ValueError(f"csv={dict(given)}: {wrong[0]!r} is none of {', '.join(OPTIONS)}")
+        self._options = given
+        self._encoding: str | None = given.get("encoding")
+        self._delimiter: str = given.get("delimiter") or ""
 
     def look(self) -> list[SampleBatch]:
-        samples = self.samples()
-        first, piece = samples[0]
-        header = self._header_of(first)
-        if not header.strip():
-            raise ValueError(
-                f"{self.files.shown(piece.file)}: its first line is empty; it must name the columns"
-            )
-        is_tabbed = ".tsv" in self.files.paths[piece.file].lower()
-        self._delimiters = b"\t" if is_tabbed else delimiter_of(header)
-        self._header = self._header_of(first)
-        found = self.checked(lambda header, _: self._columns_of(header), self._header, piece)
-        self._names = [name or f"Unnamed: {i}" for i, name in enumerate(found)]
-        self.notes = [
-            f"column {i + 1} has no name: it is packed as {self._names[i]!r}, the name that pandas gives it"
-            for i, name in enumerate(found)
-            if not name
-        ]
-        names = pa.schema([(name, pa.null()) for name in self._names])
-        self._schema = selected(names, self.columns, self.files.url)
-        # One table, so that Arrow finds a type for the values of all samples.
-        records = b"\n".join(self.checked(self._sampled_records, *sample) for sample in samples)
-        table = self._table(records, {}, is_skipping=True)
-        types = {each.name: each.type for each in table.schema} | self._integer_types(table.schema, records)
-        self._schema = typed(pa.schema([(name, types[name]) for name in self._schema.names]), self.columns)
-        self.fields = fields_of(self._schema, self.columns)
-        return [self.checked(self.parsed, *sample) for sample in samples if not sample[1].start]
+        parts = [each for each in parts_of(self.files) if each[2].strip()]
+        if not parts:
+            raise ValueError(f"{self.files.url}: nothing to pack: all files are empty")
+        self._read_header(parts[0][0], parts[0][2])
+        # Python splits from the start only, and a part of UTF-16 may begin within a character.
+        has_middles = not (self._encoding or self._is_split_by_python)
+        firsts = [(file, self._first_records(file, data)) for file, at, data in parts if not at]
+        others = [self._middle(data) for _, at, data in parts if at and has_middles]
+        texts = pa.concat_tables([*(table for _, table in firsts), *others])
+        self._types = {
+            name: arrow_type(name, given, pa.null()) if given else type_of(texts[name])
+            for name in self._columns
+            for given in [self._given.get(name)]
+        }
+        found = {
+            name: pa.nulls(len(texts), type_) if name in self._given else parsed(texts[name], type_)
+            for name, type_ in self._types.items()
+        }
+        self.plan([(parts[0][0], pa.table(found))])
+        return [self.checked(Chunk(0, len(table), table, False), file) for file, table in firsts]
 
-    def parsed(self, data: bytes, piece: SourcePiece) -> SampleBatch:
-        types = {each.name: each.type for each in self._schema}
-        return batch_of(self._table(self._records(data, piece), types), self.fields)
+    def _read_header(self, file: int, head: bytes) -> None:
+        """Find the encoding, the delimiter and the columns from the first bytes of a file."""
+        if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+            self._encoding = self._encoding or "utf-16"
+        head = self._utf8(head)
+        self._delimiter = self._delimiter or delimiter_of(head, self.files.paths[file])
+        self._header = next(self._rows(io.StringIO(head.decode("utf-8-sig", "replace"), newline="")))
+        self._columns = stated_names(self._header)
+        self._note_names(self._header, self._columns)
 
-    def problem(self, record: bytes, error: Exception) -> str:
-        text = re.sub(r"(?<=CSV )(parse error): Row #[0-9]+|: Row #[0-9]+", r"\1", str(error))
-        return re.sub(
-            r"In CSV column #([0-9]+)", lambda match: f"column {self._names[int(match[1])]!r}", text
-        )
-
-    def _sampled_records(self, data: bytes, piece: SourcePiece) -> bytes:
-        """Return the records of a sample, without the header; none if the sample seems to begin inside quotes."""
-        data = self._records(data, piece)
-        if not piece.start:
-            return data
-        if len(stray := stray_quotes(data, self._delimiters)):  # perhaps the end of quotes that began before
-            data = data[data.find(b"\n", stray[0]) + 1 :]
+    def _first_records(self, file: int, data: bytes) -> pa.Table:
+        """Return the first records of a file, which begins with `data`."""
+        text = self._utf8(data)
+        text = text[: text.rfind(b"\n") + 1] if len(data) >= PART else text
         try:
-            self._table(data, {})
-        except ValueError:  # such as too few columns
-            return b""
-        return b"" if len(stray_quotes(data, self._delimiters)) else data
-
-    def _records(self, data: bytes, piece: SourcePiece) -> bytes:
-        """Return the data of a piece without the header.
-
-        Raises ValueError for another header than that of the first file.
-        """
-        if piece.start:
-            return data
-        header = self._header_of(data)
-        if not header.strip() or self._columns_of(header) != self._columns_of(self._header):
-            raise ValueError(
-                f"the file begins with {header[:100]!r}, and the first file with {self._header[:100]!r}: "
-                "the first record must name the same columns"
-            )
-        return data[len(header) :]
-
-    def _header_of(self, data: bytes) -> bytes:
-        ends = self.ends(data)
-        return data[: ends[0]] if len(ends) else data
-
-    def _columns_of(self, header: bytes) -> list[str]:
-        """Return the column names in the header. Raises ValueError if there is a second record in it."""
-        text = io.StringIO(header.decode(), newline="")
-        names, *others = csv.reader(text, delimiter=self._delimiters.decode())
-        if others:
-            raise ValueError("its lines end with \\r alone; make that \\n, or \\r\\n")
-        return names
-
-    def _integer_types(self, schema: pa.Schema, records: bytes) -> dict[str, pa.DataType]:
-        """Return integer types for columns of large integers, which Arrow reads as floats and rounds."""
-        is_given = {name for name, type_ in (self.columns or {}).items() if type_ is not None}
-        floats = [
-            each.name for each in schema if pa.types.is_float64(each.type) and each.name not in is_given
-        ]
-        if not floats:
-            return {}
-        found = {}
-        table = self._table(records, dict.fromkeys(floats, pa.string()), is_skipping=True)
-        for name in floats:
-            texts = {text.strip() for text in table.column(name).unique().to_pylist()} - NULLS
-            if texts and all(map(INTEGER.fullmatch, texts)):
-                found[name] = whole_type(name, list(map(int, texts)), "utf8")
-        return found
-
-    def _table(self, data: bytes, types: Mapping[str, pa.DataType], *, is_skipping: bool = False) -> pa.Table:
-        """Parse records with Arrow, which guesses the types of columns that are not in `types`.
-
-        With `is_skipping`, records with too few or too many columns are left out.
-        """
-        if not data.strip():
-            return pa.schema(
-                [(each.name, types.get(each.name, pa.null())) for each in self._schema]
-            ).empty_table()
-        convert = pyarrow.csv.ConvertOptions(column_types=types, include_columns=self._schema.names)
-        read = pyarrow.csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self._names)
-        parse = pyarrow.csv.ParseOptions(
-            delimiter=self._delimiters.decode(),
-            newlines_in_values=True,
-            invalid_row_handler=(lambda row: "skip") if is_skipping else None,
-        )
-        try:
-            return pyarrow.csv.read_csv(
-                pa.py_buffer(data), read_options=read, parse_options=parse, convert_options=convert
-            )
+            table = pa.concat_tables(self._tables(io.BytesIO(text), file, len(text) + 1, is_sample=True))
         except pa.ArrowInvalid as error:
+            raise self._located(error, file) from error
+        return table if len(table) else next(self._records(file), table)
+
+    def _middle(self, data: bytes) -> pa.Table:
+        """Return the records in a part of a file, as far as its first quotes tell whether it begins inside quotes."""
+        quote = QUOTE.search(data := data.lstrip(b'"'))
+        data = b'"' + data if quote and quote["end"] else data
+        first = RECORD.match(data)
+        text = data[first.end() if first else 0 : data.rfind(b"\n") + 1]
+        try:
+            return pa.Table.from_batches(
+                self._arrow(io.BytesIO(text), len(text) + 1, is_sample=True, has_header=False)
+            )
+        except pa.ArrowInvalid:
+            return empty_table(pa.schema([(name, pa.string()) for name in self._columns]))
+
+    def natural(self, table: pa.Table) -> pa.Table:
+        found, problems = [], []
+        for name, type_ in self._types.items():
+            try:
+                if name not in self._given and pa.types.is_integer(type_):
+                    _refuse(table[name], ZEROS, "has zeros in front, which a number has not")
+                if name not in self._given and pa.types.is_boolean(type_):
+                    _refuse(table[name], BIT, "is a number, and not true or false")
+                found.append(parsed(table[name], type_))
+            except pa.ArrowInvalid as error:
+                problems.append(f"column {name!r}: {error}")
+        if problems:
+            raise ValueError(advised(problems))
+        return pa.table(found, names=[*self._types])
+
+    def runs(self, file: int, start: int) -> Iterator[tuple[int, Iterator[pa.Table]]]:
+        yield 0, self._records(file)
+
+    def _records(self, file: int) -> Iterator[pa.Table]:
+        """Yield the records of a file as text. If one is larger than a block, the file is read again in larger ones."""
+        n = 0
+        for block in BLOCKS:
+            at = 0
+            try:
+                with opened(self.files, file) as raw:
+                    for table in self._tables(self._utf8_stream(raw), file, block):
+                        if at + len(table) > n:
+                            yield table.slice(n - at)
+                            n = at + len(table)
+                        at += len(table)
+                return
+            except pa.ArrowInvalid as error:
+                if "straddling" not in str(error):
+                    raise self._located(error, file) from error
+        raise ValueError(
+            f"{self.files.shown(file)}: a record of more than {BLOCKS[-1]:,} bytes is not packed as CSV"
+        )
+
+    def _tables(self, text: Any, file: int, block: int, *, is_sample: bool = False) -> Iterator[pa.Table]:
+        """Yield the records in a stream of UTF-8 as text, without the header."""
+        columns: list[str] = []
+        split = self._python if self._is_split_by_python else self._arrow
+        for batch in split(text, block, is_sample=is_sample):
+            table = pa.Table.from_batches([batch])
+            if not columns:
+                header = [str(each[0]) for each in table.slice(0, 1).to_pydict().values()]
+                columns, table = self._columns_of(header, file), table.slice(1)
+            yield table.rename_columns(columns).select(self._columns)
+
+    def _columns_of(self, header: list[str], file: int) -> list[str]:
+        """Return the columns that the first record of a file names. Raises ValueError if they are others."""
+        columns = stated_names(header)
+        if sorted(columns) != sorted(self._columns):
             raise ValueError(
-                f"{error}; columns={{...}} can give a column another type, such as utf8"
-            ) from error
+                f"{self.files.shown(file)}: the first record is {header}, and that of the first file {self._header}: it "
+                "must name the same columns"
+            )
+        return columns
+
+    def _arrow(
+        self, text: Any, block: int, *, is_sample: bool, has_header: bool = True
+    ) -> Iterator[pa.RecordBatch]:
+        texts = dict.fromkeys(self._columns, pa.string())
+
+        def skip(row: Any) -> str:
+            return "error" if row.number == has_header else "skip"
+
+        yield from pa.csv.open_csv(
+            text,
+            pa.csv.ReadOptions(use_threads=False, block_size=block, column_names=self._columns),
+            pa.csv.ParseOptions(
+                delimiter=self._delimiter,
+                newlines_in_values=True,
+                invalid_row_handler=skip if is_sample else None,
+            ),
+            pa.csv.ConvertOptions(column_types=texts, check_utf8=False),
+        )
+
+    def _python(self, text: Any, block: int, *, is_sample: bool) -> Iterator[pa.RecordBatch]:
+        rows, at, n = self._rows(io.TextIOWrapper(text, "utf-8-sig", newline="")), 0, len(self._columns)
+        while some := list(itertools.islice(rows, ROWS)):
+            bad = next((i for i, row in enumerate(some) if len(row) != n), None)
+            if bad is not None and not is_sample:
+                message = f"CSV parse error: Row #{at + bad + 1}: Expected {n} columns, got {len(some[bad])}"
+                raise pa.ArrowInvalid(message)
+            at += len(some)
+            texts = [[row[i] for row in some if len(row) == n] for i in range(n)]
+            yield pa.record_batch([pa.array(each, pa.string()) for each in texts], names=self._columns)
+
+    @property
+    def _is_split_by_python(self) -> bool:
+        return bool(self._options.get("comment") or self._options.get("skipinitialspace"))
+
+    def _rows(self, text: Iterable[str]) -> Iterator[list[str]]:
+        """Yield the records in text, without empty lines and comments, as Python's csv module splits them."""
+        comment, is_skipping = self._options.get("comment"), bool(self._options.get("skipinitialspace"))
+        for row in csv.reader(text, delimiter=self._delimiter, skipinitialspace=is_skipping):
+            if row and not (comment and row[0].startswith(comment)):
+                yield row
+
+    def _utf8(self, data: bytes) -> bytes:
+        return data.decode(self._encoding, "ignore").encode() if self._encoding else data
+
+    def _utf8_stream(self, raw: Any) -> Any:
+        stream = pa.PythonFile(raw, "r")
+        return pa.transcoding_input_stream(stream, self._encoding, "utf-8") if self._encoding else stream
+
+    def _located(self, error: Exception, file: int) -> ValueError:
+        """Return the error of Arrow's parser with the file and the number of the record."""
+        row = re.search(r"Row #([0-9]+): ", str(error))
+        where = self.files.shown(file) + (f", row {int(row[1]) - 1:,}" if row else "")
+        reason = str(error).replace(row[0] if row else "", "")
+        if row and row[1] == "1":
+            reason += f"; the first record must name the columns of the first file, {self._header}"
+        return ValueError(f"{where}: {reason}")
 
 
-def delimiter_of(record: bytes, delimiters: bytes = DELIMITERS) -> bytes:
-    """Return the most frequent delimiter of a record, or the first one if it has none.
-
-    `record` must start at the beginning of a record.
-    """
-    values = np.frombuffer(record, "u1")
-    found = _unquoted(record, np.flatnonzero(np.isin(values, list(delimiters))), delimiters)
-    return bytes([max(delimiters, key=values[found].tolist().count)])
+def delimiter_of(head: bytes, path: str = "") -> str:
+    """Return the most frequent delimiter of the first record, or a comma if it has none."""
+    if ".tsv" in path.lower():
+        return "\t"
+    first = QUOTED.sub(b"", head).lstrip(b"\r\n").partition(b"\n")[0].decode(errors="replace")
+    return max(DELIMITERS, key=first.count)
 
 
-def record_ends(data: bytes, delimiters: bytes) -> Array:
-    """Return the end of each record, outside quotes, as Arrow finds it.
-
-    `data` must start at the beginning of a record.
-    """
-    return _unquoted(data, line_ends(data) - 1, delimiters) + 1
-
-
-def stray_quotes(data: bytes, delimiters: bytes) -> Array:
-    """Return the positions of quotes that neither begin nor end a quoted field."""
-    at, is_quoted = _quotes(data, delimiters)
-    return np.asarray(at[~is_quoted & ~np.concatenate([[False], is_quoted])[:-1]])
+def type_of(texts: pa.ChunkedArray) -> pa.DataType:
+    """Return the type of a column of text as pandas finds it, except that integers with zeros in front stay text."""
+    texts = pc.ascii_trim_whitespace(texts)
+    texts = texts.filter(pc.invert(pc.is_in(texts, MISSING)))
+    if not len(texts):
+        return pa.null()
+    if _all(texts, INTEGER):
+        types = [] if _any(texts, ZEROS) else [pa.int64(), pa.uint64()]
+        return next((type_ for type_ in types if _can_be(texts, type_)), pa.string())
+    return pa.float64() if _all(texts, NUMBER) else pa.bool_() if _all(texts, BOOLEAN) else pa.string()
 
 
-def _unquoted(data: bytes, places: Array, delimiters: bytes) -> Array:
-    """Return the positions that are outside quoted fields."""
-    at, is_quoted = _quotes(data, delimiters)
-    return np.asarray(places[~np.concatenate([[False], is_quoted])[np.searchsorted(at, places)]])
+def parsed(texts: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
+    """Return texts as values of a type. Raises ArrowInvalid for a text that pandas does not read as such a value."""
+    if not (pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_boolean(type_)):
+        return texts
+    if pa.types.is_integer(type_):
+        _refuse(texts, HEX, "is hexadecimal, which pandas keeps as text")
+    try:
+        return texts.cast(type_)
+    except pa.ArrowInvalid:
+        texts = pc.ascii_trim_whitespace(texts)
+        texts = pc.if_else(pc.is_in(texts, MISSING), None, texts)
+        return pc.replace_substring_regex(texts, r"^\+", "").cast(type_)
 
 
-def _quotes(data: bytes, delimiters: bytes) -> tuple[Array, Array]:
-    """Return the positions of single quotes, and whether the text behind each is quoted.
+def _refuse(texts: pa.ChunkedArray, pattern: str, reason: str) -> None:
+    found = pc.match_substring_regex(texts, pattern)
+    if (i := pc.index(found, True).as_py()) >= 0:
+        raise pa.ArrowInvalid(f"{texts[i].as_py()!r} {reason}")
 
-    A quote opens a quoted field only as its first character. Elsewhere it is text, such as the sign for inches.
-    """
-    values = np.frombuffer(data, "u1")
-    quotes = np.flatnonzero(values == ord('"'))
-    begins = np.zeros(256, bool)
-    begins[list(delimiters + b"\r\n")] = True
-    # In a run of adjacent quotes, each pair is an escaped quote or an empty field. Only runs of odd length matter:
-    # such a run closes a quoted field. Outside one it opens a field, if it starts there, or is text.
-    runs = np.flatnonzero(np.diff(quotes, prepend=-2) != 1)
-    runs = runs[np.diff(runs, append=len(quotes)) % 2 == 1]
-    at = quotes[runs]
-    may_open = begins[values[at - 1]] | (at == 0)
-    # After a run that cannot open a field, no field is quoted. From there on, runs open and close fields in turn.
-    n_turns = np.cumsum(may_open)
-    return at, (n_turns - np.maximum.accumulate(np.where(may_open, 0, n_turns))) % 2 == 1
+
+def _all(texts: pa.ChunkedArray, pattern: str) -> bool:
+    return bool(pc.all(pc.match_substring_regex(texts, pattern)).as_py())
+
+
+def _any(texts: pa.ChunkedArray, pattern: str) -> bool:
+    return bool(pc.any(pc.match_substring_regex(texts, pattern)).as_py())
+
+
+def _can_be(texts: pa.ChunkedArray, type_: pa.DataType) -> bool:
+    try:
+        parsed(texts, type_)
+    except pa.ArrowInvalid:
+        return False
+    return True

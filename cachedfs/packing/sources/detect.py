@@ -18,18 +18,25 @@ _SOURCES = {
     "jsonl": ("json_lines", "JSONSource", "pyarrow"),
     "csv": ("csv_records", "CSVSource", "pyarrow"),
     "parquet": ("parquet", "ParquetSource", "pyarrow"),
+    "feather": ("parquet", "FeatherSource", "pyarrow"),
     "hdf5": ("hdf5_file", "HDF5Source", "h5py"),
     "tar": ("tars", "TarSource", None),
 }
 KINDS = tuple(_SOURCES)
+TABLES = ("csv", "jsonl", "parquet", "feather")
 DECODE = ("image", "image-raw")  # raw: without the EXIF orientation
 ENDINGS = {
-    "jsonl": "jsonl", "ndjson": "jsonl", "txt": "lines", "csv": "csv", "tsv": "csv", "parquet": "parquet", "pq": "parquet",
-    "h5": "hdf5", "hdf5": "hdf5", "he5": "hdf5", "tar": "tar",
+    "jsonl": "jsonl", "ndjson": "jsonl", "txt": "lines", "csv": "csv", "tsv": "csv", "parquet": "parquet", "pq": "parquet", "feather": "feather", "arrow": "feather",
+    "h5": "hdf5", "hdf5": "hdf5", "he5": "hdf5", "nc": "hdf5", "nc4": "hdf5", "tar": "tar",
 }  # fmt: skip
 PACKED = ("gz", "bz2", "xz", "zst")
 # Position and first bytes of what marks a file.
-MAGIC = {"parquet": (0, b"PAR1"), "hdf5": (0, b"\x89HDF\r\n\x1a\n"), "tar": (257, b"ustar")}
+MAGIC = {
+    "parquet": (0, b"PAR1"),
+    "feather": (0, b"ARROW1"),
+    "hdf5": (0, b"\x89HDF\r\n\x1a\n"),
+    "tar": (257, b"ustar"),
+}
 HEAD = 512
 
 
@@ -47,7 +54,9 @@ def kind_of(paths: Sequence[str], head: bytes) -> str:
     return next(found, kind) if kind == "files" else kind
 
 
-def source_of(kind: str, files: SourceFiles, *, decode: str | None, columns: Any) -> SampleSource:
+def source_of(
+    kind: str, files: SourceFiles, *, decode: str | None, columns: Any, rename: Any = None, csv: Any = None
+) -> SampleSource:
     """Return the source of a kind.
 
     Raises ValueError for options that the kind does not support, and ImportError if its library is not installed.
@@ -56,6 +65,10 @@ def source_of(kind: str, files: SourceFiles, *, decode: str | None, columns: Any
         raise ValueError(
             f"decode={decode!r} of {kind}: only files are decoded, by decode='image' or 'image-raw'"
         )
+    if rename is not None and kind not in TABLES:
+        raise ValueError(f"rename={rename!r} of {kind}: only columns of {', '.join(TABLES)} are renamed")
+    if csv is not None and kind != "csv":
+        raise ValueError(f"csv={csv!r} of {kind}: these are options of CSV files")
     module, name, needs = _SOURCES[kind]
     try:
         found = import_module(f"cachedfs.packing.sources.{module}")
@@ -63,7 +76,8 @@ def source_of(kind: str, files: SourceFiles, *, decode: str | None, columns: Any
         if needs is None or (error.name or "").partition(".")[0] != needs:
             raise
         raise ImportError(f"packing {kind} needs {needs}: pip install 'cachedfs[pack]'") from error
-    source: SampleSource = getattr(found, "ImageSource" if decode else name)(files, columns, decode=decode)
+    made = getattr(found, "ImageSource" if decode else name)
+    source: SampleSource = made(files, columns, decode=decode, rename=rename, csv=csv)
     return source
 
 

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any
 
 import h5py
 import numpy as np
 
-from cachedfs.datasets.hdf5_features import elsewhere, unreadable
+from cachedfs.datasets.hdf5_layout import (
+    common_length,
+    dataset_at,
+    dimensions_of,
+    is_variable,
+    members_of,
+    native,
+    unreadable,
+)
+from cachedfs.datasets.zarr_layout import with_samples
 from cachedfs.packing.pack_types import END, Array, Field, SampleBatch, SourcePiece
-from cachedfs.packing.sources.sample_source import PIECE, BadFile, DecodedSource, SourceFiles
-from cachedfs.packing.sources.source_tools import checked_fields, joined, looked_at, names_of
+from cachedfs.packing.sources.hdf5_attributes import attributes_of, check_same
+from cachedfs.packing.sources.sample_source import MAX_SAMPLE, PIECE, BadFile, DecodedSource, SourceFiles
+from cachedfs.packing.sources.source_tools import checked_fields, is_array_name, joined, looked_at, names_of
 
 __all__ = ["HDF5Source"]
 
@@ -29,7 +40,8 @@ NUMBERS = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}  # largest item size that Za
 class HDF5Source(DecodedSource):
     """A source with one field for each dataset; sample `i` is row `i` of all of them.
 
-    HDF5 groups become Zarr groups. Pieces count rows from the start of their file.
+    HDF5 groups become Zarr groups. Pieces count rows from the start of their file. Attributes and dimension names are
+    those of the first file. Datasets along the other axes (`lat`, `lon`) and single values are shared by all samples.
     """
 
     kind = "hdf5"
@@ -41,21 +53,64 @@ class HDF5Source(DecodedSource):
 
     def look(self) -> list[SampleBatch]:
         first = self._first()
-        with self._open_files.file(self.files, first) as file:
-            found, where = self._datasets(file, first), self.files.shown(first)
-            names = self.columns or list(found)
-            missing = [name for name in names if name not in found]
-            for name in missing or ([] if names else file):
-                if linked := elsewhere(file, name):
-                    raise ValueError(f"{where}: {name!r} {linked}")
-            if missing:
-                raise ValueError(f"{where}: no datasets {missing}; there are {', '.join(found) or 'none'}")
-            if not names:
-                raise ValueError(f"{where}: has no datasets with rows")
-            fields = [_field(name, found[name], where) for name in names]
-            n = self._n_rows(found, fields, where)
-            self.fields = checked_fields(fields)
-            return [self._read(file, SourcePiece(first, 0, END), n, SAMPLED_SIZE)]
+        with self._file(first) as file:
+            datasets, groups = self._chosen(file)
+            rows = _with_rows(datasets)
+            notes: list[str] = []
+            fields = [_field(name, datasets[name], notes) for name in rows]
+            self.shared = self._shared({name: datasets[name] for name in datasets if name not in rows}, notes)
+            self.group_attributes = {
+                name: attributes_of(name, each, None, notes) for name, each in groups.items()
+            }
+            scales = {scale for name in rows for scale in dimensions_of(datasets[name]) if scale is not None}
+            if left_out := [each.name[1:] for each in scales - {*datasets.values()} if is_variable(each)]:
+                notes.append(f"left out, as columns= does not name it: {', '.join(sorted(left_out))}")
+            self.notes = notes
+            self.fields = checked_fields([*fields, *(field for field, _ in self.shared)])[: len(fields)]
+            read = {name: datasets[name] for name in rows}
+            return [self._read(read, SourcePiece(first, 0, END), common_length(read), SAMPLED_SIZE)]
+
+    def _chosen(self, file: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the datasets to pack, and the groups to keep, by name. Links count, except those to other files."""
+        if self.columns is not None:
+            datasets = {name: dataset_at(file, name) for name in self.columns}
+            heads = {name[:i] for name in datasets for i, character in enumerate(name) if character == "/"}
+            groups = {name: file[name] for name in sorted(heads)}
+        else:
+            members = dict(members_of(file["/"]))
+            if circular := [name for name, each in members.items() if each is None]:
+                raise ValueError(
+                    f"{circular[0]!r} is a circular link; columns=[...] says which datasets to pack"
+                )
+            datasets = {name: each for name, each in members.items() if isinstance(each, h5py.Dataset)}
+            groups = {
+                name: each
+                for name, each in members.items()
+                if isinstance(each, h5py.Group) and is_array_name(name)
+            }
+        if not any(data.shape for data in datasets.values()):
+            for name in file:
+                dataset_at(file, name)  # names a link to another file
+            raise ValueError("has no datasets with rows")
+        return datasets, {"": file, **groups}
+
+    def _shared(self, datasets: dict[str, Any], notes: list[str]) -> list[tuple[Field, Array]]:
+        """Return what all samples share: datasets along the other axes, and single values of a single file."""
+        found: list[tuple[Field, Array]] = []
+        for name, data in datasets.items():
+            try:
+                if sum(values.nbytes for _, values in found) + data.nbytes > MAX_SAMPLE:
+                    raise ValueError(f"{name!r}: what all samples share has more than 128 MiB")
+                if not data.shape and self.columns is None and len(self.files) > 1:
+                    raise ValueError(f"{name!r}: each file has one value")
+                found.append((_field(name, data, notes, is_shared=True), _shared_values(data)))
+            except ValueError as error:
+                if self.columns is not None:
+                    raise
+                notes.append(f"left out: {error}")
+        if found:
+            notes.append(f"shared by all samples: {', '.join(field.name for field, _ in found)}")
+        return found
 
     def _first(self) -> int:
         """Return the number of the first file with rows; of the first one if none has rows."""
@@ -67,21 +122,48 @@ class HDF5Source(DecodedSource):
         return first or 0
 
     def _has_rows(self, number: int) -> bool:
-        with self._open_files.file(self.files, number) as file:
-            found = self._datasets(file, number)
-            return any(found[name].shape[0] for name in self.columns or found if name in found)
+        with self._file(number) as file:
+            datasets, _ = self._chosen(file)
+            return any(datasets[name].shape[0] for name in _with_rows(datasets))
 
     def read(self, piece: SourcePiece) -> SampleBatch:
-        with self._open_files.file(self.files, piece.file) as file:
-            n = file[self.fields[0].name].shape[0] if piece.start else self._checked(file, piece.file)
-            return self._read(file, piece, n, PIECE)
+        with self._file(piece.file) as file:
+            datasets = {field.name: dataset_at(file, field.name) for field in self.fields}
+            if not piece.start:
+                self._check(file, datasets)
+            return self._read(datasets, piece, common_length(datasets), PIECE)
 
-    def _read(self, file: Any, piece: SourcePiece, n: int, size: int) -> SampleBatch:
+    def _check(self, file: Any, datasets: dict[str, Any]) -> None:
+        """Raise ValueError if the datasets of a file differ from the first file's."""
+        for field in self.fields:
+            other = _field(field.name, datasets[field.name], [])
+            if KIND(other) != KIND(field):
+                raise ValueError(f"{field.name!r} is {other}, and {field} in the first file")
+            check_same(other, field)
+        for field, values in self.shared:
+            data = dataset_at(file, field.name)
+            check_same(_field(field.name, data, [], is_shared=True), field)
+            if not np.array_equal(values, _shared_values(data), equal_nan=values.dtype.kind in "fc"):
+                raise ValueError(
+                    f"{field.name!r}, which all samples share, has other values than in the first file; leave it out: columns=[...]"
+                )
+
+    @contextlib.contextmanager
+    def _file(self, number: int) -> Iterator[Any]:
+        """Return a context manager for an open file. Its ValueErrors name the file."""
+        with self._open_files.file(self.files, number) as file:
+            try:
+                yield file
+            except ValueError as error:
+                raise ValueError(f"{self.files.shown(number)}: {error}") from error
+
+    def _read(self, datasets: dict[str, Any], piece: SourcePiece, n: int, size: int) -> SampleBatch:
         """Read rows from the start of a piece on, about `size` bytes, of a file with `n` rows."""
         ragged = [field for field in self.fields if field.is_ragged]
         fixed = [field for field in self.fields if not field.is_ragged]
         rows = max(1, size // max(1, sum(field.row_size for field in fixed)))
-        if chunks := file[max(fixed, key=lambda field: field.row_size).name].chunks if fixed else None:
+        largest = max(fixed, key=lambda field: field.row_size, default=None)
+        if largest and (chunks := datasets[largest.name].chunks):
             # Whole HDF5 chunks of the largest dataset, so that each is decoded once.
             rows = max(chunks[0], rows // chunks[0] * chunks[0])
         stop = min(n, piece.start + rows)
@@ -90,25 +172,25 @@ class HDF5Source(DecodedSource):
         while ragged and at < stop and n_bytes < size:
             end, before = min(stop, at + step), n_bytes
             for field in ragged:
-                parts[field.name].append(self._values(file, field, piece, at, end))
+                parts[field.name].append(self._values(datasets, field, piece, at, end))
                 n_bytes += sum(array.nbytes for array in parts[field.name][-1])
             # Few rows at first, because their size is unknown before.
             estimate = (end - at) * READ_SIZE // (n_bytes - before)
             at, step = end, max(1, min(2 * step, estimate, ROWS))
         stop = at if ragged else stop
-        values = {field.name: self._values(file, field, piece, piece.start, stop)[0] for field in fixed}
+        values = {field.name: self._values(datasets, field, piece, piece.start, stop)[0] for field in fixed}
         values |= {name: np.concatenate([values for values, _ in found]) for name, found in parts.items()}
         sizes = {name: np.concatenate([sizes for _, sizes in found]) for name, found in parts.items()}
         return SampleBatch(stop - piece.start, values, sizes, END if stop == n else stop)
 
     def _values(
-        self, file: Any, field: Field, piece: SourcePiece, start: int, stop: int
+        self, datasets: dict[str, Any], field: Field, piece: SourcePiece, start: int, stop: int
     ) -> tuple[Array, Array]:
         try:
-            return _values(file[field.name], field, start, stop)
+            return _values(datasets[field.name], field, start, stop)
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{self.shown(piece)}: dataset {field.name!r} is not valid UTF-8: {error}; leave it out: columns=[...]"
+                f"the rows from {piece.start:,} on: {field.name!r} is not valid UTF-8: {error}; leave it out: columns=[...]"
             ) from error
         except Exception as error:  # h5py and the filesystem raise errors of many types
             error.add_note(f"in {self.shown(piece)}, dataset {field.name!r}")
@@ -116,42 +198,6 @@ class HDF5Source(DecodedSource):
 
     def shown(self, piece: SourcePiece) -> str:
         return f"{self.files.shown(piece.file)}, the rows from {piece.start:,} on"
-
-    def _datasets(self, file: Any, number: int) -> dict[str, Any]:
-        """Return the datasets with at least one axis, by name. Links count, except those to other files.
-
-        Raises ValueError for a circular link, unless the user chose the datasets.
-        """
-        found: dict[str, Any] = {}
-        for name, what in _all(file, file["/"], "", []):
-            if what is not None and what.shape:
-                found[name] = what
-            elif what is None and self.columns is None:
-                where = self.files.shown(number)
-                raise ValueError(
-                    f"{where}: {name!r} is a circular link; columns=[...] says which datasets to pack"
-                )
-        return found
-
-    def _checked(self, file: Any, number: int) -> int:
-        """Return the number of rows of a file. Raises ValueError if its datasets differ from the first file's."""
-        found, where = self._datasets(file, number), self.files.shown(number)
-        for field in self.fields:
-            other = _field(field.name, found[field.name], where) if field.name in found else None
-            if other is None or KIND(other) != KIND(field):
-                raise ValueError(
-                    f"{where}: dataset {field.name!r} is {other or 'not there'}, and {field} in the first file"
-                )
-        return self._n_rows(found, self.fields, where)
-
-    def _n_rows(self, found: dict[str, Any], fields: Iterable[Field], where: str) -> int:
-        lengths = {field.name: int(found[field.name].shape[0]) for field in fields}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(
-                f"{where}: datasets of unequal length have no common samples: {lengths}; name those of one "
-                "length: columns=[...]"
-            )
-        return next(iter(lengths.values()))
 
 
 class _OpenFiles:
@@ -179,50 +225,57 @@ class _OpenFiles:
                 try:
                     self._files[number] = h5py.File(raw, "r"), raw
                 except OSError as error:
+                    why = "it is of NetCDF 3; nccopy -k nc4 makes NetCDF 4 of it"
+                    why = why if files.head(number, 3) == b"CDF" else str(error)
                     raw.close()
-                    raise BadFile(files.shown(number), f"h5py cannot read it as HDF5: {error}") from error
+                    raise BadFile(files.shown(number), f"h5py cannot read it as HDF5: {why}") from error
             yield self._files[number][0]
 
 
-def _all(file: Any, group: Any, head: str, above: list[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each dataset in a group, and the dataset; None for a circular link.
+def _with_rows(datasets: dict[str, Any]) -> list[str]:
+    """Return the names of the datasets whose rows are samples."""
+    dimensions = {name: dimensions_of(data) for name, data in datasets.items()}
+    return with_samples(dimensions, {name: data.shape for name, data in datasets.items()})
 
-    Not a function inside another: it would be in a reference cycle with the datasets. If the garbage collector freed
-    them in the event loop's thread, that thread would wait for the HDF5 lock, whose owner waits for the loop.
+
+def _field(name: str, data: Any, notes: list[str], *, is_shared: bool = False) -> Field:
+    """Return the field of a dataset, and add notes on what it cannot keep; with all axes of one that samples share.
+
+    Raises ValueError for types that cannot be packed.
     """
-    for name in group:
-        path = head + name
-        if why := elsewhere(file, path):
-            if "another file" not in why:
-                yield path, None
-            continue
-        try:
-            what = group[name]
-        except KeyError:
-            continue  # the target does not exist
-        if isinstance(what, h5py.Dataset):
-            yield path, what
-        elif isinstance(what, h5py.Group) and what in [*above, group]:
-            yield path, None
-        elif isinstance(what, h5py.Group):
-            yield from _all(file, what, f"{path}/", [*above, group])
-
-
-def _field(name: str, data: Any, where: str) -> Field:
-    """Return the field of a dataset. Raises ValueError for types that cannot be packed."""
-    base = h5py.check_vlen_dtype(data.dtype)
-    text = h5py.check_string_dtype(data.dtype)
+    base, text = h5py.check_vlen_dtype(data.dtype), h5py.check_string_dtype(data.dtype)
+    is_list = data.ndim == 1 or (data.ndim == 2 and data.dtype == "S1")  # S1: the characters of texts
     if problem := unreadable(data):
-        raise ValueError(f"{where}: dataset {name!r} {problem}, or leave it out: columns=[...]")
-    if text is not None and data.ndim == 1:
-        return Field(name, "uint8", is_ragged=True, means="utf-8" if text.encoding == "utf-8" else "bytes")
-    if base is not None and data.ndim == 1 and _is_number(np.dtype(base)):
-        return Field(name, np.dtype(base).name, is_ragged=True)
+        raise ValueError(f"{name!r} {problem}, or leave it out: columns=[...]")
     if _is_number(data.dtype) and base is None:
-        return Field(name, data.dtype.newbyteorder("=").name, tuple(data.shape[1:]))
-    raise ValueError(
-        f"{where}: dataset {name!r} of type {data.dtype} and shape {data.shape} cannot be packed; leave it out: columns=[...]"
+        field = Field(name, native(data.dtype).name, data.shape if is_shared else data.shape[1:])
+    elif data.dtype == "S1" and data.ndim > 2:
+        field = Field(name, "uint8", data.shape if is_shared else data.shape[1:])
+        notes.append(f"{name!r} of characters is packed as uint8")
+    elif is_shared and text is not None:
+        field = Field(name, "str", data.shape)
+        notes += [f"{name!r} of bytes is packed as text"] if data.dtype.kind == "S" else []
+    elif text is not None and is_list:
+        field = Field(name, "uint8", is_ragged=True, means="utf-8" if text.encoding == "utf-8" else "bytes")
+    elif base is not None and is_list and _is_number(np.dtype(base)) and not is_shared:
+        field = Field(name, np.dtype(base).name, is_ragged=True)
+    else:
+        raise ValueError(
+            f"{name!r} of type {data.dtype} and shape {data.shape} cannot be packed; leave it out: columns=[...]"
+        )
+    scales = dimensions_of(data)
+    dimensions = tuple(scale.name.rpartition("/")[2] if scale is not None else "" for scale in scales)
+    return dataclasses.replace(
+        field, dimensions=dimensions, attributes=attributes_of(name, data, field, notes)
     )
+
+
+def _shared_values(data: Any) -> Array:
+    """Return all values of a dataset; texts as objects."""
+    if h5py.check_string_dtype(data.dtype) is not None and not (data.dtype == "S1" and data.ndim > 2):
+        return np.asarray(data.asstr()[()], object)
+    values = np.asarray(data[()], native(data.dtype))
+    return values.view("u1") if values.dtype == "S1" else values
 
 
 def _is_number(dtype: np.dtype[Any]) -> bool:
@@ -233,9 +286,10 @@ def _values(data: Any, field: Field, start: int, stop: int) -> tuple[Array, Arra
     """Return rows, or the elements of ragged rows and the number in each row."""
     rows = data[start:stop]
     if not field.is_ragged:
+        rows = rows.view("u1") if data.dtype == "S1" else rows
         return np.asarray(rows).astype(field.dtype, copy=False), np.empty(0, np.int64)
     if field.means:
-        texts = [bytes(row) for row in rows]
+        texts = [bytes(row).rstrip(b"\0") if rows.ndim == 2 else bytes(row) for row in rows]
         if field.means == "utf-8":
             for text in texts:
                 text.decode()

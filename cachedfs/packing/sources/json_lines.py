@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.json
 
-from cachedfs.packing.pack_types import SampleBatch, SourcePiece
-from cachedfs.packing.sources.arrow_columns import (
-    as_json,
-    batch_of,
-    fields_of,
-    merged,
-    selected,
-    typed,
-    whole_type,
-)
-from cachedfs.packing.sources.source_tools import joined
-from cachedfs.packing.sources.text_lines import TextSource
+from cachedfs.packing.pack_types import SampleBatch
+from cachedfs.packing.sources.arrow_columns import arrow_type, as_json, empty_table
+from cachedfs.packing.sources.records import Chunk
+from cachedfs.packing.sources.tables import TableSource, stated_names
+from cachedfs.packing.sources.text_lines import TextLines
 
 __all__ = ["JSONSource"]
 
+JSON = pa.struct([])  # the type of a column whose values are packed as JSON
+BLOCK = 1 << 20  # bytes that a thread of Arrow parses in one step, if no line is longer
 ADVICE = "columns={...} can give a name another type, such as float64 or json"
 
 
-class JSONSource(TextSource):
+class JSONSource(TextLines, TableSource):
     """A source with one sample for each JSON line, and one field for each key.
 
     Arrow parses numbers, texts and lists. Python parses the other fields, which are packed as JSON, because Arrow
@@ -36,99 +31,120 @@ class JSONSource(TextSource):
     """
 
     kind = "jsonl"
-    _schema = pa.schema([])  # the fields that Arrow parses
-    _json_fields: Sequence[str] = ()
-    _expected_keys: frozenset[str] | None = None  # None: any
+    _types = pa.schema([])  # of the keys that Arrow parses
+    _expected: set[str] | None = None  # keys that a line may have; None: any
 
     def look(self) -> list[SampleBatch]:
-        samples = self.samples()
-        schema = merged([self.checked(self._guessed_schema, *sample) for sample in samples])
-        schema = selected(schema, self.columns, self.files.url)
-        found = {each.name: each.type for each in schema}
-        found |= self._integer_types(schema, [data for data, _ in samples])
-        schema = typed(pa.schema(list(found.items())), self.columns)
-        self.fields = fields_of(schema, self.columns)
-        self._expected_keys = frozenset(schema.names) if self.columns is None else None
-        self._json_fields = [field.name for field in self.fields if field.means == "json"]
-        self._schema = pa.schema([each for each in schema if each.name not in self._json_fields])
-        return [self.checked(self.parsed, *sample) for sample in samples]
-
-    def parsed(self, data: bytes, piece: SourcePiece) -> SampleBatch:
-        texts = _texts_of(data, self._json_fields, self._expected_keys) if self._json_fields else {}
-        # If there are JSON fields, `_texts_of` has already rejected unexpected keys.
-        table = self._table(
-            data, self._schema, "error" if self._expected_keys and not self._json_fields else "ignore"
+        parts = self.sampled()
+        objects = [each for part in parts for each in self._objects(*part)]
+        keys = dict.fromkeys(key for each in objects for key in each)
+        names = stated_names(keys)
+        self._note_names(keys, names)
+        self._keys = dict(zip(names, keys, strict=True))
+        packed = [name for name in names if self._wanted is None or name in self._wanted]
+        packed = packed or names[:1]  # at least one, which tells the number of lines
+        types = {name: self._type_of(name, objects) if name in packed else pa.null() for name in names}
+        gaps = {name for name, key in self._keys.items() if any(each.get(key) is None for each in objects)}
+        self.plan([(parts[0][0], empty_table(pa.schema([*types.items()])))], gaps)
+        self._json = [name for name in packed if types[name] == JSON or self._given.get(name) == "json"]
+        given = {name: arrow_type(name, self._given.get(name), types[name]) for name in packed}
+        self._types = pa.schema(
+            [(self._keys[name], given[name]) for name in packed if name not in self._json]
         )
-        batch = batch_of(table, [field for field in self.fields if field.name in table.schema.names])
-        values, sizes = {**batch.values}, {**batch.sizes}
-        for name, found in texts.items():
-            values[name], sizes[name] = joined(found)
-        # An Arrow table without columns has no rows.
-        return SampleBatch(max([batch.n, *map(len, texts.values())]), values, sizes)
+        self._expected = {*keys} if self._wanted is None else None
+        firsts = [(file, data) for file, at, data in parts if not at]
+        return [self.checked(Chunk(0, data.count(b"\n") + 1, data, False), file) for file, data in firsts]
 
-    def problem(self, record: bytes, error: Exception) -> str:
+    def _objects(self, file: int, at: int, data: bytes) -> list[dict[str, Any]]:
+        """Return the objects in a part of a file; none if the part is bad, which is named when it is packed."""
         try:
-            _texts_of(record, (), self._expected_keys, "replace")
+            return list(_objects_of(data, "replace"))
+        except ValueError:
+            if at:
+                return []
+            chunk = Chunk(0, data.count(b"\n") + 1, data, False)
+            found: list[dict[str, Any]] = self.checked(
+                chunk, file, lambda lines, _: [*_objects_of(lines, "replace")]
+            )
+            return found
+
+    def _type_of(self, name: str, objects: list[dict[str, Any]]) -> pa.DataType:
+        """Return the type of a key from its values. Raises ValueError for values without a common type."""
+        if name in self._given:
+            return JSON if self._given[name] == "json" else pa.null()
+        values = [value for each in objects if (value := each.get(self._keys[name])) is not None]
+        kinds = {*map(type, values)}
+        if kinds == {list}:
+            items = [item for value in values for item in value if item is not None]
+            is_flat = (items and {*map(type, items)} <= {int, float}) or {*map(type, items)} == {bool}
+            return pa.list_(_scalar_type(name, items)) if is_flat else JSON
+        if kinds <= {int, float} or len(kinds) == 1:
+            return _scalar_type(name, values)
+        found = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ValueError(f"{self.files.url}: values of {name!r} are of several types: {found}; {ADVICE}")
+
+    def natural(self, records: bytes) -> pa.Table:
+        keys = [self._keys[name] for name in self._json]
+        # If there are JSON fields, `_texts_of` refuses unexpected keys.
+        unexpected = "ignore" if keys or self._expected is None else "error"
+        texts = _texts_of(records, keys, self._expected) if keys else {}
+        table = self._table(records, self._types, unexpected)
+        names = {key: name for name, key in self._keys.items()}
+        columns = {names[key]: column for key, column in zip(table.column_names, table.columns, strict=True)}
+        return pa.table(columns | {names[key]: pa.array(each, pa.binary()) for key, each in texts.items()})
+
+    def problem(self, records: bytes, bad: int, error: Exception) -> str:
+        line, where = records.split(b"\n")[bad], ""
+        try:
+            _texts_of(line, (), self._expected, "replace")
+            for column in self._types:
+                where = f"column {column.name!r}: "
+                self._table(line, pa.schema([column]), "ignore")
         except ValueError as wrong:
-            return str(wrong)
-        for column in self._schema:
-            try:
-                self._table(record, pa.schema([column]), "ignore")
-            except ValueError as wrong:
-                return f"column {column.name!r}: {wrong}"
+            return f"{where}{wrong}"
         return str(error)
 
-    def _integer_types(self, schema: pa.Schema, datas: list[bytes]) -> dict[str, pa.DataType]:
-        """Return integer types for columns of large integers, which Arrow reads as floats and rounds."""
-        lists = {
-            each.name
-            for each in schema
-            if pa.types.is_list(each.type) and pa.types.is_float64(each.type.value_type)
-        }
-        floats = lists | {each.name for each in schema if pa.types.is_float64(each.type)}
-        numbers: dict[str, list[Any]] = {name: [] for name in floats}
-        for each in (each for data in datas for each in _objects_of(data, "replace") if floats):
-            for name in floats:
-                value = each.get(name)
-                some = value if isinstance(value, list) else [value]
-                numbers[name].extend(one for one in some if one is not None)
-        found = {}
-        for name in floats:
-            if numbers[name] and all(isinstance(number, int) for number in numbers[name]):
-                type_ = whole_type(name, numbers[name])
-                found[name] = pa.list_(type_) if name in lists else type_
-        return found
-
-    def _guessed_schema(self, data: bytes, piece: SourcePiece) -> pa.Schema:
-        """Return Arrow's guess of each type; null for a type that the user gave."""
-        if self.columns is None:
-            return self._table(data, None, "infer").schema
-        # Parsing reports invalid UTF-8 later, unless the field is bytes.
-        objects = list(_objects_of(data, "replace"))
-        to_guess = {name for name, type_ in self.columns.items() if type_ is None}
-        only = (as_json({name: each[name] for name in each if name in to_guess}) for each in objects)
-        schema = self._table(b"\n".join(only), None, "infer").schema
-        others = dict.fromkeys(name for each in objects for name in each if name not in schema.names)
-        return pa.schema([*schema, *((name, pa.null()) for name in others)])
-
-    def _table(self, data: bytes, schema: pa.Schema | None, unexpected: str) -> pa.Table:
-        """Parse lines with Arrow.
-
-        Without a schema, Arrow guesses the types, except that texts that look like times stay texts.
-        """
-        if not data.strip() or (schema is not None and not schema.names):
-            return (schema or pa.schema([])).empty_table()
+    def _table(self, lines: bytes, schema: pa.Schema, unexpected: str) -> pa.Table:
+        """Parse lines with Arrow."""
+        if not lines.strip() or not schema.names:
+            return schema.empty_table()
         parse = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected)
-        # One block, no threads: pieces already run in parallel.
-        read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
         try:
-            table = pyarrow.json.read_json(pa.py_buffer(data), read_options=read, parse_options=parse)
+            table = _parsed(lines, parse, BLOCK)
         except pa.ArrowInvalid as error:
             reason = re.sub(r" in row [0-9]+", "", str(error))
             raise ValueError(f"{reason}; {ADVICE}") from error
-        if schema is not None:
-            return table.select(schema.names)
-        return table.cast(pa.schema([(each.name, _text_if_time(each.type)) for each in table.schema]))
+        return table.select(schema.names)
+
+
+def _parsed(lines: bytes, parse: Any, block: int) -> pa.Table:
+    read = pyarrow.json.ReadOptions(block_size=block)
+    try:
+        return pyarrow.json.read_json(pa.py_buffer(lines), read, parse)
+    except pa.ArrowInvalid as error:
+        if "straddling" not in str(error) or block > len(lines):
+            raise
+        return _parsed(lines, parse, len(lines) + 1)
+
+
+def _scalar_type(name: str, values: Sequence[Any]) -> pa.DataType:
+    """Return the type of values of one kind, or of numbers; null if there are none, and JSON for objects."""
+    kinds = {*map(type, values)}
+    if kinds == {int}:
+        return _integer_type(name, min(values), max(values))
+    found = {bool: pa.bool_(), str: pa.string(), dict: JSON}
+    return found.get(kinds.pop(), pa.float64()) if kinds else pa.null()
+
+
+def _integer_type(name: str, least: int, largest: int) -> pa.DataType:
+    if least >= -(2**63) and largest < 2**63:
+        return pa.int64()
+    if least >= 0 and largest < 2**64:
+        return pa.uint64()
+    raise ValueError(
+        f"column {name!r}: no integer type holds {least} to {largest}; columns={{...}} can give it another, such as "
+        "float64 or json"
+    )
 
 
 def _objects_of(data: bytes, errors: str = "strict") -> Iterator[dict[str, Any]]:
@@ -149,13 +165,13 @@ def _objects_of(data: bytes, errors: str = "strict") -> Iterator[dict[str, Any]]
 
 
 def _texts_of(
-    data: bytes, names: Iterable[str], known: Set[str] | None, errors: str = "strict"
-) -> dict[str, list[bytes]]:
-    """Return the values of each name as JSON, one for each line; b"" for null and for a missing key.
+    data: bytes, names: Sequence[str], known: set[str] | None, errors: str = "strict"
+) -> dict[str, list[bytes | None]]:
+    """Return the values of each name as JSON, one for each line; None for null and for a missing key.
 
     Raises ValueError for a line with a key that is not in `known`. None allows any key.
     """
-    found: dict[str, list[bytes]] = {name: [] for name in names}
+    found: dict[str, list[bytes | None]] = {name: [] for name in names}
     for each in _objects_of(data, errors):
         if known is not None and (more := sorted(each.keys() - known)):
             raise ValueError(
@@ -164,16 +180,9 @@ def _texts_of(
             )
         for name, texts in found.items():
             value = each.get(name)
-            texts.append(b"" if value is None else as_json(value))
+            texts.append(None if value is None else as_json(value))
     return found
 
 
 def _shown(line: bytes) -> str:
     return repr(line[:80].decode(errors="replace")) + ("..." if len(line) > 80 else "")
-
-
-def _text_if_time(type_: pa.DataType) -> pa.DataType:
-    """Return string for the time types that Arrow guesses from text, else the type itself."""
-    if pa.types.is_timestamp(type_) or pa.types.is_date(type_) or pa.types.is_time(type_):
-        return pa.string()
-    return type_

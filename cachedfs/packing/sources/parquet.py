@@ -1,185 +1,191 @@
-"""Parquet files as a source: a piece is a row group, or some rows of a large one."""
+"""Parquet and Feather files as sources: one sample for each row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cachedfs.packing.pack_types import END, SampleBatch, SourcePiece
-from cachedfs.packing.sources.arrow_columns import (
-    batch_of,
-    chosen,
-    empty_table,
-    fields_of,
-    selected,
-    structs_of,
-    typed,
-    unfolded,
-)
-from cachedfs.packing.sources.sample_source import PIECE, BadFile, DecodedSource, OpenReaders, SourceFiles
+from cachedfs.packing.pack_types import SampleBatch
+from cachedfs.packing.sources.arrow_columns import empty_table, structs_of, unfolded
+from cachedfs.packing.sources.records import Chunk
+from cachedfs.packing.sources.sample_source import PIECE, BadFile
 from cachedfs.packing.sources.source_tools import looked_at, spread
+from cachedfs.packing.sources.tables import TableSource, stated_names
 
-__all__ = ["ParquetSource"]
+__all__ = ["FeatherSource", "ParquetSource"]
 
-SAMPLED = 4  # files that `look` reads
-ROWS = 16  # rows in one read of `look`
-SAMPLED_SIZE = 1 << 20  # bytes of a file after which it stops
-SAMPLED_BATCHES = 512  # reads after which it stops: enough for narrow rows
+SAMPLED = 16  # files whose schema `look` reads
+SAMPLED_ROWS = 4  # files of which it reads rows
+SAMPLED_SIZE = 1 << 20  # bytes of such a file
+SAMPLED_BATCHES = 512  # reads of it, which are enough for narrow rows
+ROWS = 16  # rows in one read of `look`, whose width is unknown
+READ = 1 << 20  # bytes of rows that are decoded in one step
 
 
-class ParquetSource(DecodedSource):
+class ParquetSource(TableSource):
     """A source with one sample for each row, and one field for each column.
 
-    Pieces count rows from the start of their file. Structs that hold bytes, such as Hugging Face images, are split:
-    `image.bytes` is a column.
+    Structs that hold bytes, such as Hugging Face images, are split: `image.bytes` is a column.
     """
 
     kind = "parquet"
     may_skip = True
-
-    def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
-        super().__init__(files, chosen(columns))
-        self._readers = OpenReaders()
+    _row_size = READ // ROWS  # bytes of a decoded row, until `look` has found it
 
     def look(self) -> list[SampleBatch]:
         numbers = self.files.numbers
-        first, file_schema = self._first(numbers)
-        self._structs = structs_of(file_schema)
-        self._schema = selected(self._unfolded(file_schema), self.columns, self.files.url)
-        try:
-            self.fields = fields_of(typed(self._schema, self.columns), self.columns)
-        except ValueError as error:
-            raise ValueError(f"{self.files.shown(first)}: {error}") from error
-        files = sorted({first, *(numbers[i] for i in spread(len(numbers), SAMPLED))})
-        found = [batch for _, batch in looked_at(files, self._sampled)]
+        some = [numbers[i] for i in spread(len(numbers), SAMPLED)]
+        schemas, gaps = self._schemas(some, sorted({*numbers} - {*some}))
+        chosen = [number for number in some[:: SAMPLED // SAMPLED_ROWS] if number in schemas]
+        rows = dict(looked_at(chosen or [*schemas][:1], self._sampled))
         # Decoded bytes: the file stores repeated values only once.
-        self._row_size = max(1, sum(batch.nbytes for batch in found) // max(1, sum(each.n for each in found)))
-        return found
+        size, n = sum(each.nbytes for each in rows.values()), sum(map(len, rows.values()))
+        self._row_size = max(1, size // max(1, n))
+        self.plan([(i, rows.get(i, empty_table(schema))) for i, schema in schemas.items()], gaps)
+        return [self.checked(Chunk(0, len(table), table, False), i) for i, table in rows.items()]
 
-    def _unfolded(self, schema: pa.Schema) -> pa.Schema:
-        return unfolded(empty_table(schema), structs_of(schema)).schema
+    def _schemas(self, some: list[int], others: list[int]) -> tuple[dict[int, pa.Schema], set[str]]:
+        """Return the schemas of some files with rows, and the names of columns with missing values.
 
-    def _first(self, numbers: list[int]) -> tuple[int, pa.Schema]:
-        """Return the number and schema of the first file with rows.
-
-        Files without rows are skipped, because pandas writes their columns without types.
+        If none of them has rows, they are those of the first other file with rows. Files without rows do not count,
+        because pandas writes their columns without types.
         """
-        for number, (n_rows, schema) in looked_at(numbers, self._n_rows_and_schema):
+        schemas, gaps = dict[int, pa.Schema](), set[str]()
+        for number, (schema, n_rows, missing) in looked_at([*some, *others], self._described):
+            if schemas and number not in some:
+                break
             if n_rows:
-                return number, schema
-        raise ValueError(f"{self.files.url}: nothing to pack: no file has rows")
+                schemas[number], gaps = schema, gaps | missing
+        if not schemas:
+            raise ValueError(f"{self.files.url}: nothing to pack: no file has rows")
+        return schemas, gaps
 
-    def _n_rows_and_schema(self, number: int) -> tuple[int, pa.Schema]:
+    def _described(self, number: int) -> tuple[pa.Schema, int, set[str]]:
+        """Return the schema of a file, its number of rows, and the columns with missing values."""
         with self._file(number) as file:
-            return file.metadata.num_rows, file.schema_arrow
+            metadata, schema = file.metadata, file.schema_arrow
+        named, names = _named(empty_table(schema), schema).schema, _names_of(schema)
+        gaps = {each.name for each in named if pa.types.is_null(each.type)}
+        for i in range(metadata.num_row_groups):
+            for j in range(metadata.num_columns):
+                column = metadata.row_group(i).column(j)
+                if column.statistics is not None and column.statistics.null_count:
+                    gaps.update(names.get(column.path_in_schema, ()))
+        return named, metadata.num_rows, gaps
 
-    def _sampled(self, number: int) -> SampleBatch:
-        tables: list[pa.Table] = [empty_table(self._schema)]
-        size = 0
-        with self._file(number) as file:
-            self._check(number, file)
-            try:
-                for batch in file.iter_batches(ROWS, columns=self._schema.names, use_threads=False):
-                    tables.append(unfolded(pa.Table.from_batches([batch]), self._structs))
-                    size += tables[-1].nbytes
-                    if size > SAMPLED_SIZE or len(tables) > SAMPLED_BATCHES:
-                        break
-                tables = [table.select(self._schema.names) for table in tables]
-                return batch_of(pa.concat_tables(tables), self.fields)
-            except Exception as error:  # Arrow and the filesystem raise errors of many types
-                error.add_note(f"in {self.files.shown(number)}")
-                raise
+    def _sampled(self, number: int) -> pa.Table:
+        found, size = list[pa.Table](), 0
+        with self.files.noted(number):
+            for table in chain.from_iterable(tables for _, tables in self.runs(number, 0)):
+                found.append(table)
+                size += table.nbytes
+                if size > SAMPLED_SIZE or len(found) >= SAMPLED_BATCHES:
+                    break
+        return pa.concat_tables(found)
 
-    def pieces(self) -> Iterable[SourcePiece]:
-        for number in self.files.numbers:
-            try:
-                with self._file(number) as file:
-                    self._check(number, file)
-                    metadata = file.metadata
-            except BadFile:
-                yield SourcePiece(number, 0, END)  # `measure` raises the error again
-                continue
-            row = 0
-            for i in range(metadata.num_row_groups):
-                if n_rows := metadata.row_group(i).num_rows:
-                    # A large row group becomes several pieces, each read by the reader of the one before it.
-                    yield SourcePiece(number, row, END)
+    def runs(self, file: int, start: int) -> Iterator[tuple[int, Iterator[pa.Table]]]:
+        with self._file(file) as opened:
+            schema, row = opened.schema_arrow, 0
+            paths = _names_of(schema)
+            wanted = [path for path in paths if {*paths[path]} & {*(self._wanted or ())}] or [*paths][:1]
+            columns = None if self._wanted is None else wanted  # at least one, which tells the number of rows
+            for groups, n_rows in _row_groups(opened.metadata):
+                if row + n_rows > start:
+                    n = max(1, READ // self._row_size)
+                    batches = opened.iter_batches(n, groups, columns, use_threads=False)
+                    yield row, (_named(pa.Table.from_batches([batch]), schema) for batch in batches)
                 row += n_rows
 
-    def read(self, piece: SourcePiece) -> SampleBatch:
-        reader: _RowGroup | None = self._readers.take(piece.file, piece.start)
-        try:
-            if reader is None or reader.is_over:
-                file = self._file(piece.file) if reader is None else reader.file
-                reader = _RowGroup(file, piece.start, self._row_size, self._schema.names)
-            table = unfolded(reader.read(piece.start), self._structs)
-            batch = batch_of(table, self.fields, END if reader.is_over else reader.position)
-        except Exception as error:  # Arrow and the filesystem raise errors of many types
-            error.add_note(f"in {self.shown(piece)}")
-            raise
-        if reader.position == reader.file.metadata.num_rows:
-            reader.close()
-        else:
-            self._readers.put(piece.file, reader.position, reader)
-        return batch
-
-    def shown(self, piece: SourcePiece) -> str:
-        return f"{self.files.shown(piece.file)}, the rows from {piece.start:,} on"
-
-    def _file(self, number: int) -> pq.ParquetFile:
-        raw = self.files.fs.open(self.files.paths[number], "rb")
-        try:
-            # No pre-buffering: a row group may be larger than memory.
-            return pq.ParquetFile(raw, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
-        except pa.ArrowInvalid as error:
-            raw.close()
-            raise BadFile(self.files.shown(number), f"Arrow cannot read it as Parquet: {error}") from error
-
-    def _check(self, number: int, file: pq.ParquetFile) -> None:
-        """Raise ValueError for a file with rows whose columns differ from the schema."""
-        schema = self._unfolded(file.schema_arrow)
-        for each in self._schema if file.metadata.num_rows else ():
-            index = schema.get_field_index(each.name)
-            if index < 0 or schema.field(index).type != each.type:
-                found = "is not there" if index < 0 else f"is {schema.field(index).type}"
-                raise ValueError(
-                    f"{self.files.shown(number)}: column {each.name!r} {found}, and {each.type} in the first file that "
-                    "has rows; columns=[...] says which to pack"
+    @contextmanager
+    def _file(self, number: int) -> Iterator[pq.ParquetFile]:
+        """Return a context manager for an open file. Raises BadFile if it is not Parquet."""
+        with self.files.open(number) as raw:
+            try:
+                # No pre-buffering: a row group may be larger than memory.
+                file = pq.ParquetFile(
+                    raw, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
                 )
+            except pa.ArrowInvalid as error:
+                reason = f"Arrow cannot read it as Parquet: {error}"
+                raise BadFile(self.files.shown(number), reason) from error
+            yield file
 
 
-class _RowGroup:
-    """Reads the row group with row `start` of a file, in parts of about `PIECE` bytes."""
+class FeatherSource(TableSource):
+    """A source with one sample for each row of Feather and Arrow IPC files, and one field for each column."""
 
-    def __init__(self, file: pq.ParquetFile, start: int, row_size: int, columns: list[str]) -> None:
-        self.file = file
-        i, self.position, self.end = (
-            -1,
-            0,
-            0,
-        )  # the rows before the next part, and before the end of the group
-        while self.end <= start:
-            i, self.position = i + 1, self.end
-            group = file.metadata.row_group(i)
-            self.end += group.num_rows
-        n_parts = max(1, -(-group.total_byte_size // PIECE))
-        n = int(max(1, min(-(-group.num_rows // n_parts), PIECE // row_size)))
-        self._parts: Iterator[pa.RecordBatch] = file.iter_batches(n, [i], columns=columns, use_threads=False)
+    kind = "feather"
+    may_skip = True
 
-    def read(self, start: int) -> pa.Table:
-        """Return the part that begins at row `start`, behind those that were read."""
-        while (part := next(self._parts, None)) is not None:
-            self.position += part.num_rows
-            if self.position - part.num_rows == start:
-                return pa.Table.from_batches([part])
-        raise ValueError(f"no part of the row group begins at row {start:,}, as it did before")
+    def look(self) -> list[SampleBatch]:
+        numbers = self.files.numbers
+        some = [numbers[i] for i in spread(len(numbers), SAMPLED)]
+        found = {i: table for i, table in looked_at(some, self._first) if len(table)}
+        if not found:
+            raise ValueError(f"{self.files.url}: nothing to pack: no file has rows")
+        self.plan([*found.items()])
+        return [self.checked(Chunk(0, len(table), table, False), i) for i, table in found.items()]
 
-    @property
-    def is_over(self) -> bool:
-        return self.position == self.end
+    def _first(self, number: int) -> pa.Table:
+        [(_, tables), *_] = self.runs(number, 0)
+        return next(tables, pa.table({}))
 
-    def close(self) -> None:
-        self.file.close(force=True)
+    def runs(self, file: int, start: int) -> Iterator[tuple[int, Iterator[pa.Table]]]:
+        yield 0, self._tables(file)
+
+    def _tables(self, file: int) -> Iterator[pa.Table]:
+        with self.files.open(file) as raw:
+            for batch in _arrow_batches(raw, self.files.shown(file)):
+                yield _named(pa.Table.from_batches([batch]), batch.schema)
+
+
+def _arrow_batches(raw: Any, where: str) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of an Arrow IPC file or stream. Raises BadFile for other files."""
+    try:
+        is_file = raw.read(6) == b"ARROW1"
+        raw.seek(0)
+        opened = pa.ipc.open_file(raw) if is_file else pa.ipc.open_stream(raw)
+    except pa.ArrowInvalid as error:
+        raise BadFile(where, f"Arrow cannot read it as Feather or Arrow IPC: {error}") from error
+    if not is_file:
+        yield from opened
+        return
+    for i in range(opened.num_record_batches):
+        yield opened.get_batch(i)
+
+
+def _row_groups(metadata: Any) -> Iterator[tuple[list[int], int]]:
+    """Yield row groups that are read together, up to `PIECE` bytes or a single one, and their number of rows."""
+    groups, n, size = list[int](), 0, 0
+    for i in range(metadata.num_row_groups):
+        group = metadata.row_group(i)
+        if groups and size + group.total_byte_size > PIECE:
+            yield groups, n
+            groups, n, size = [], 0, 0
+        groups.append(i)
+        n, size = n + group.num_rows, size + group.total_byte_size
+    if n:
+        yield groups, n
+
+
+def _names_of(schema: pa.Schema) -> dict[str, list[str]]:
+    """Return the names of the columns by their path in the file, of which several may be equal."""
+    paths = unfolded(empty_table(schema), structs_of(schema)).column_names
+    found: dict[str, list[str]] = {}
+    for path, name in zip(paths, stated_names(paths), strict=True):
+        found.setdefault(path, []).append(name)
+    return found
+
+
+def _named(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a table with the split structs and the names of a file with this schema; it has some of the columns."""
+    table, names = (
+        unfolded(table, structs_of(schema)),
+        {path: iter(each) for path, each in _names_of(schema).items()},
+    )
+    return table.rename_columns([next(names[path]) for path in table.column_names])

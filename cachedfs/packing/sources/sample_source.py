@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import threading
@@ -10,13 +11,22 @@ from concurrent.futures import Future
 from typing import Any, ClassVar
 
 import numpy as np
-from fsspec.core import url_to_fs
 
+from cachedfs.common.urls import filesystem_at
 from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, infos_at, infos_of, paths_of
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.packing.pack_types import END, Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
+from cachedfs.packing.pack_types import (
+    END,
+    Array,
+    Field,
+    FieldSpan,
+    PieceCounts,
+    SampleBatch,
+    SourcePiece,
+    version_of,
+)
 
-__all__ = ["MAX_SAMPLE", "NAMES", "PIECE", "BadFile", "BatchCache", "DecodedSource", "Item", "OpenReaders"]
+__all__ = ["MAX_SAMPLE", "NAMES", "PIECE", "BadFile", "BatchCache", "DecodedSource", "Item"]
 __all__ += ["SampleSource", "SourceFiles"]
 
 Item = str | tuple[str, int, int]
@@ -24,11 +34,7 @@ PIECE = 16 << 20  # bytes of a source that are read and decoded as one piece
 # Largest sample in bytes, if it must fit in memory. Samples that are copied as bytes may have any size.
 MAX_SAMPLE = 128 << 20
 MAX_DECODED = 128 << 20  # decoded bytes that stay in memory until they are written
-MAX_OPEN = 32  # largest number of open readers: one for each thread that reads a file in sequence
 NAMES = "names"  # field with the name of each sample in the source
-# Listing keys, in order of preference, whose value changes with the content of a file.
-VERSIONS = ["generation", "md5Checksum", "ETag", "etag", "mtime", "LastModified", "last_modified", "modified"]
-VERSIONS += ["created"]
 
 
 class BadFile(ValueError):
@@ -58,7 +64,8 @@ class SourceFiles:
         self._urls = given if isinstance(given, str) or hasattr(given, "__fspath__") else list(given)
         self._options = dict(options or {})
         self.url, url_list = as_urls(self._urls)
-        self.fs, path = url_to_fs(self.url, **self._options)
+        self.fs, path = filesystem_at(self.url, self._options)
+        self.root = "" if url_list is not None else str(path)  # the folder, file or pattern that was given
         if url_list is None:
             found = infos_of(self.fs, self.url, path)
             paths, infos = list(found), list(found.values())
@@ -134,6 +141,21 @@ class SourceFiles:
     def shown(self, number: int) -> str:
         return str(self.fs.unstrip_protocol(self.paths[number]))
 
+    @contextlib.contextmanager
+    def open(self, number: int) -> Iterator[Any]:
+        """Return a context manager for an open file."""
+        with self.noted(number), self.fs.open(self.paths[number], "rb") as file:
+            yield file
+
+    @contextlib.contextmanager
+    def noted(self, number: int) -> Iterator[None]:
+        """Return a context manager that adds the name of a file to errors as a note."""
+        try:
+            yield
+        except Exception as error:  # each library raises its own errors for damaged data
+            error.add_note(f"in {self.shown(number)}")
+            raise
+
     def again(self) -> SourceFiles:
         """List the files again. An offline filesystem keeps its metadata, since it cannot list anew."""
         is_offline = isinstance(self.fs, CachedFileSystem) and self.fs.config.offline
@@ -178,7 +200,7 @@ class SourceFiles:
 class SampleSource:
     """Base class of sources, which read samples piece by piece.
 
-    Sources pickle, and any thread may call them. `look` sets `fields`. The plan then replaces them by the same
+    Sources pickle, and any thread may call them. `look` sets `fields`, `shared` and `group_attributes`. The plan then replaces them by the same
     fields with `is_small` set.
     """
 
@@ -188,9 +210,13 @@ class SampleSource:
     may_skip: ClassVar[bool] = False  # True: files that cannot be read or decoded can be left out
     notes: Sequence[str] = ()  # what `look` found and the user should know
     fields: tuple[Field, ...] = ()
+    shared: Sequence[tuple[Field, Array]] = ()  # arrays that are not cut into samples, with all their axes
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         self.files, self.columns = files, columns
+        self.group_attributes: Mapping[
+            str, Mapping[str, Any]
+        ] = {}  # by the path of the group; "": the store's own
 
     def look(self) -> list[SampleBatch]:
         """Set `fields`, and return some samples. The caller must call it once, before any other method."""
@@ -299,34 +325,7 @@ class BatchCache:
                     over -= size
 
 
-class OpenReaders:
-    """Open readers by the position where their last piece ended, so that nothing is decoded twice.
-
-    It pickles empty.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._at: dict[tuple[int, int], Any] = {}
-
-    def __reduce__(self) -> Any:
-        return type(self), ()
-
-    def take(self, file: int, position: int) -> Any:
-        with self._lock:
-            return self._at.pop((file, position), None)
-
-    def put(self, file: int, position: int, reader: Any) -> None:
-        """Keep a reader, and close the oldest ones."""
-        with self._lock:
-            self._at[file, position] = reader
-            old = [self._at.pop(key) for key in list(self._at)[:-MAX_OPEN]]
-        for each in old:
-            each.close()
-
-
 def _key(path: str, info: Mapping[str, Any]) -> int:
     """Return a number that changes with the name, size or content of a file."""
-    version = next((str(info[key]) for key in VERSIONS if info.get(key) is not None), "")
-    data = f"{path}\0{info['size']}\0{version}".encode("utf-8", "surrogatepass")
+    data = f"{path}\0{info['size']}\0{version_of(info)}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

@@ -11,7 +11,7 @@ import numpy as np
 from cachedfs.packing.pack_types import BESIDE, OFFSETS, Array, Field
 from cachedfs.packing.sources.sample_source import BadFile
 
-__all__ = ["checked_fields", "joined", "looked_at", "names_of", "spread", "within"]
+__all__ = ["checked_fields", "is_array_name", "joined", "looked_at", "names_of", "spread", "within"]
 
 Looked = TypeVar("Looked")
 
@@ -29,7 +29,7 @@ def checked_fields(fields: Iterable[Field]) -> tuple[Field, ...]:
     taken.update(field.name + OFFSETS for field in fields if field.is_ragged)
     folders = {name[:i] for name in taken for i, character in enumerate(name) if character == "/"}
     for field in fields:
-        if not _is_array_name(field.name) or field.name in folders:
+        if not is_array_name(field.name) or field.name in folders:
             raise ValueError(f"{field.name!r} cannot be the name of an array; {advice}")
         if not all(field.shape):
             raise ValueError(f"{field.name!r} is {field}, which has no values; {advice}")
@@ -39,7 +39,7 @@ def checked_fields(fields: Iterable[Field]) -> tuple[Field, ...]:
     return fields
 
 
-def _is_array_name(name: str) -> bool:
+def is_array_name(name: str) -> bool:
     parts = name.split("/")
     return (
         all(part and set(part) != {"."} and not part.startswith("__") for part in parts)
