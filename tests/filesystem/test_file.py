@@ -315,15 +315,10 @@ def threads():
         yield [lambda call, *args, thread=thread: thread.submit(call, *args).result() for thread in (a, b)]
 
 
-@pytest.fixture(params=["cachedfs", "drive"])
-def shared(request):
-    """A file shared by threads: through the cache, and of plain drive://."""
-    if request.param == "cachedfs":
-        place, fs = request.getfixturevalue("cloud"), fsspec.filesystem("cachedfs", target_protocol="gs")
-    else:
-        place, fs = request.getfixturevalue("drive"), fsspec.filesystem("drive")
-    place.put("big", DATA)
-    with fs.open(place.path("big")) as file:
+@pytest.fixture
+def shared(fs, cloud):
+    """A file shared by threads."""
+    with fs.open(cloud.path("big")) as file:
         yield file
 
 
