@@ -7,7 +7,7 @@ import math
 import os
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from cachedfs.cache.locks import ByteRangeLocks
@@ -23,7 +23,7 @@ _BYTES_A_TOUCH = 2048
 _FLUSH_LOCK = 0x0DB5_70C4_C0DE_0002  # the lock number for adding accesses to the file
 FLUSH_S = 0.1  # accesses are written to the file after this time, or
 LEFT_S = 1.0  # many times as long as a flush takes
-_FLUSH_N = 64  # after so many, whichever comes first
+_FLUSH_N = 256  # after so many, whichever comes first
 _MOST_PENDING = 1024  # accesses that wait while another process holds the lock
 
 # From offset `_CLOCK_AT` of the header on, 32 bits each: clock; longest reuse gap in this window and in the previous
@@ -34,9 +34,13 @@ _WIDEST = 26
 _AGING = 5  # counts are halved every 2**5 windows
 # Further on in the header: the hashes of the last accesses. The one that made the clock n is at place n % _N_LAST.
 _LAST_AT, _N_LAST = 1024, 256
-_BUCKET = struct.Struct("<4Q")
+_RECORD, _BUCKET = struct.Struct("<Q"), struct.Struct("<4Q")
+_PAGE = (
+    4096  # bytes that are read and written at once: the records of consecutive blocks are beside each other
+)
 
 # Positions in a 64-bit record: clock (32 bits), access count (8), flags (8), tag (16).
+_USES = 0xFFFF  # the access count and the flags
 _COUNT = 0xFF  # the access count
 _CAME_BACK = 0x100  # the block was fetched again after an earlier access
 _PASSES = 0x200  # the block's object is larger than the cache
@@ -157,18 +161,15 @@ class AccessStats(SharedSlots):
         """Return the accesses of a block that was stored at a clock; without a record the block counts as new."""
         self.flush()
         clock, _, _, window = self._numbers()
-        tag, at = hash64 >> 48 or 1, HEADER_SIZE + 8 * (hash64 & self.n_slots - 1 & ~3)
         try:
-            bucket = _BUCKET.unpack(self.read(_BUCKET.size, at))
+            last, uses, *_ = self._record(hash64, {})
         except OSError:
+            last, uses = -1, 0
+        if last < 0:
             return BlockAccess(stored_at)
-        record = bucket[_slot(bucket, tag, clock)]
-        if record >> 48 != tag:
-            return BlockAccess(stored_at)
-        last, is_new = record & MASK32, not record >> 32 & _CAME_BACK
-        uses = _aged(record >> 32 & _COUNT, last, clock, window)
+        is_new, count = not uses & _CAME_BACK, _aged(uses & _COUNT, last, clock, window)
         last = stored_at if age(stored_at, clock) < age(last, clock) else last
-        return BlockAccess(last, uses, is_new, is_new and bool(record >> 32 & _PASSES))
+        return BlockAccess(last, count, is_new, is_new and bool(uses & _PASSES))
 
     def since(self, clock: int) -> tuple[int, Sequence[int]]:
         """Return the access clock, and the blocks (by hash64) accessed after `clock`: the last 256, in order."""
@@ -184,36 +185,56 @@ class AccessStats(SharedSlots):
 
     def _add(self, pending: Sequence[_Access]) -> None:
         """Add accesses and misses to the file. Raises OSError."""
-        clock, gap, gap_before, window = self._numbers()
-        buckets: dict[int, list[int]] = {}
-        accessed: list[int] = []  # the blocks accessed at the clocks up to `clock`
+        # The header first: if the process dies in between, no record is newer than the clock.
+        header = bytearray(self.read(HEADER_SIZE, 0))
+        pages = {0: header}  # the parts of the file that change, by their offsets
+        clock, gap, gap_before, window = _NUMBERS.unpack_from(header, _CLOCK_AT)
+        window = min(window, _WIDEST)
+        records: dict[int, tuple[int, int, bytearray, int]] = {}  # see `_record`
         for item in pending:
             hash64, passes = (item, None) if isinstance(item, int) else item
-            tag, at = hash64 >> 48 or 1, HEADER_SIZE + 8 * (hash64 & self.n_slots - 1 & ~3)
-            bucket = buckets.get(at) or buckets.setdefault(at, [*_BUCKET.unpack(self.read(_BUCKET.size, at))])
-            slot = _slot(bucket, tag, clock)
-            record = bucket[slot] if bucket[slot] >> 48 == tag else 0
-            last, count = record & MASK32, record >> 32 & _COUNT
-            if passes is not None and count:
-                record |= _CAME_BACK << 32
-            elif passes is not None:  # one behind, so that the first access counts; the latest miss wins
-                record = (tag << 48 | passes * _PASSES << 32 | clock - 1 & MASK32) if record or passes else 0
-            elif record and last == clock:
-                continue  # repeated reads of the block accessed last count as one access
-            else:
+            if (record := records.get(hash64)) is None:
+                record = self._record(hash64, pages)
+            last, uses, page, at = record
+            if passes is None:
+                if last == clock:
+                    continue  # repeated reads of the block accessed last count as one access
                 clock = clock + 1 & MASK32
-                accessed.append(hash64)
-                if count:
-                    gap, count = max(gap, age(last, clock)), _aged(count, last, clock, window)
-                if record and gap and not clock & (1 << window) - 1:
+                _RECORD.pack_into(header, _LAST_AT + 8 * (clock % _N_LAST), hash64)
+                if count := uses & _COUNT:
+                    if (here := age(last, clock)) > gap:
+                        gap = here
+                    if clock >> window + _AGING != last >> window + _AGING:
+                        uses += _aged(count, last, clock, window) - count
+                if gap and last >= 0 and not clock & (1 << window) - 1:
                     gap, gap_before = 0, gap
-                record = (record >> 40 or tag << 8) << 40 | min(count + 1, _COUNT) << 32 | clock
-            if record:
-                bucket[slot] = record
-        # The clock before the records: if the process dies in between, no record is newer than the clock.
-        pieces = list(_last_accesses(accessed[-_N_LAST:], clock))
-        pieces.append((_CLOCK_AT, _NUMBERS.pack(clock, gap, gap_before, window)))
-        self.write(pieces + [(at, _BUCKET.pack(*bucket)) for at, bucket in buckets.items()])
+                last, uses = clock, uses + (uses & _COUNT < _COUNT)
+            elif uses & _COUNT:
+                uses |= _CAME_BACK
+            elif passes or last >= 0:  # one behind, so that the first access counts; the latest miss wins
+                last, uses = clock - 1 & MASK32, passes * _PASSES
+            records[hash64] = last, uses, page, at
+        for hash64, (last, uses, page, at) in records.items():
+            if last >= 0:
+                tag = hash64 >> 48 or 1
+                slot = _slot(_BUCKET.unpack_from(page, at), tag, clock)
+                _RECORD.pack_into(page, at + 8 * slot, tag << 48 | uses << 32 | last)
+        _NUMBERS.pack_into(header, _CLOCK_AT, clock, gap, gap_before, window)
+        self.write(pages.items())
+
+    def _record(self, hash64: int, pages: dict[int, bytearray]) -> tuple[int, int, bytearray, int]:
+        """Return the record of a block: clock (-1 without one), flags and count; and where its bucket is in which page.
+
+        The page is added to `pages`. Raises OSError.
+        """
+        tag, at = hash64 >> 48 or 1, HEADER_SIZE + 8 * (hash64 & self.n_slots - 1 & ~3)
+        at -= (start := at - at % _PAGE)
+        if (page := pages.get(start)) is None:
+            page = pages[start] = bytearray(self.read(min(_PAGE, self.size - start), start))
+        for record in _BUCKET.unpack_from(page, at):
+            if record >> 48 == tag:
+                return record & MASK32, record >> 32 & _USES, page, at
+        return -1, 0, page, at
 
     def _numbers(self) -> tuple[int, int, int, int]:
         """Return the numbers in the header."""
@@ -222,15 +243,6 @@ class AccessStats(SharedSlots):
             return clock, gap, gap_before, min(window, _WIDEST)
         except OSError:
             return 0, 0, 0, _WIDEST
-
-
-def _last_accesses(accessed: Sequence[int], clock: int) -> Iterator[tuple[int, bytes]]:
-    """Yield where to write the blocks accessed at the clocks up to `clock`, and the bytes: one part, or two."""
-    start = clock + 1 - len(accessed) & MASK32
-    n = min(len(accessed), _N_LAST - start % _N_LAST)
-    for first, part in ((start, accessed[:n]), (start + n, accessed[n:])):
-        if part:
-            yield _LAST_AT + 8 * (first % _N_LAST), struct.pack(f"<{len(part)}Q", *part)
 
 
 def age(clock: int, now: int) -> int:

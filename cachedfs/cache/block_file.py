@@ -164,18 +164,20 @@ def _size_of_trailer(end: Buffer, file_size: int) -> int:
 
 
 class OpenBlock:
-    """An open block file with a valid trailer, used by one thread at a time; closes itself when collected.
+    """An open block file with a valid trailer. Threads may share it; it is closed with the last reference to it.
 
-    Bit n of `unchecked` is set until page n has been checked since the file was opened.
+    `start` is its offset in the object. Bit n of `unchecked` is set until page n has been checked since the file was opened;
+    of two threads that clear bits at once, one may fail to, and its pages are checked once more.
     """
 
-    __slots__ = ("fd", "length", "path", "trailer", "unchecked")
+    __slots__ = ("fd", "length", "path", "start", "trailer", "unchecked")
 
     def __init__(self, fd: int, path: str, trailer: BlockTrailer) -> None:
         self.fd = fd
         self.path = path
         self.trailer = trailer
         self.length = trailer.length
+        self.start = 0
         self.unchecked = (1 << len(trailer.checksums)) - 1
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
 """Find, open and read block files, in this user's root and in the read-only layers behind it.
 
-No SQLite and no lock. A thread removes an open block from a dict, reads, and puts it back, so it is never shared, or
-closed under a reader. Single dict operations are atomic. A forked child may use the inherited descriptors, because it reads at
-explicit offsets (pread). If the child makes its own cache, `close_inherited` closes them: otherwise evicted blocks would
-keep their disk space.
+No SQLite and no lock. Threads share an open block: all read at explicit offsets (pread), and nobody closes it while another
+one reads, because its file is closed with the last reference to it. Single dict operations are atomic. A forked child may use
+the inherited descriptors. If it makes its own cache, `close_inherited` closes them: otherwise evicted blocks would keep
+their disk space.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _Key = tuple[str, int]
 class BlockReader:
     """The blocks of a cache, and those that this process has open.
 
-    `open_blocks` are idle, by (digest, index), least recently used first. `rejected` maps each file that can be neither
-    used nor removed to the time (monotonic) of the next attempt; until then it counts as absent.
+    `open_blocks` are by (digest, index), in the order in which they were opened. `rejected` maps each file that can be
+    neither used nor removed to the time (monotonic) of the next attempt; until then it counts as absent.
     """
 
     allowed: int | None = None  # how many bytes of blocks the cache may hold, as of the last write
@@ -62,18 +62,16 @@ class BlockReader:
         With `nowait`, read from the page cache only; raise BlockingIOError if it lacks the bytes or cannot be queried.
         `verify` checks the checksums of the pages read even if they were checked before. The access is recorded.
         """
-        block = self.open_blocks.pop((key.digest, index), None) or self._open(key, index, nowait)
+        block = self.open_blocks.get((key.digest, index)) or self.open(key, index, nowait=nowait)
         if block is None:
             return None
         try:
             data = block.read(start, stop, nowait=nowait, verify=verify)
-        except BaseException as error:  # an interrupt too: no other code would close the block
-            if not self.release_block(key, index, block, error):
+        except (BadBlock, OSError) as error:
+            if not self.reject(key, index, block.path, error):
                 raise
             return None
-        self.release_block(key, index, block)
-        # As `touch`, without a call.
-        (self._shared.accesses or self._shared.open_accesses()).touch(key.number + index * GOLDEN & MASK64)
+        self.touch(key, index)
         return data
 
     def read_into(
@@ -90,56 +88,17 @@ class BlockReader:
 
         The options are those of `read`. After a miss the content of the buffer is undefined.
         """
-        block = self.open_blocks.pop((key.digest, index), None) or self._open(key, index, nowait)
+        block = self.open_blocks.get((key.digest, index)) or self.open(key, index, nowait=nowait)
         if block is None:
             return -1
         try:
             size = block.read_into(start, buffer, nowait=nowait, verify=verify)
-        except BaseException as error:  # an interrupt too: see `read`
-            if not self.release_block(key, index, block, error):
+        except (BadBlock, OSError) as error:
+            if not self.reject(key, index, block.path, error):
                 raise
             return -1
-        self.release_block(key, index, block)
         self.touch(key, index)
         return size
-
-    def borrow(
-        self, key: ObjectKey, index: int, instead: tuple[int, OpenBlock] | None = None
-    ) -> OpenBlock | None:
-        """Return an open block for repeated reads and record one access; None is a miss.
-
-        The caller has the block to itself until it calls `release_block`. `instead` is another block (index, open block) of
-        the same object to release first.
-        """
-        if instead is not None:
-            self.release_block(key, *instead)
-        block = self.open_blocks.pop((key.digest, index), None) or self._open(key, index, nowait=False)
-        if block is not None:
-            self.touch(key, index)
-        return block
-
-    def release_block(
-        self, key: ObjectKey, index: int, block: OpenBlock, error: BaseException | None = None
-    ) -> bool:
-        """Put an open block back after use; return False if `error`, which reading it raised, must be raised again.
-
-        A damaged or unreadable block is closed and removed: a miss. Raising `error` here would make a reference cycle
-        with this frame and keep the reader's buffers alive until the garbage collector runs.
-        """
-        if error is not None and not isinstance(error, BlockingIOError):
-            block.close()
-            if isinstance(error, (BadBlock, OSError)):
-                self._reject(key, index, block.path, error)
-                return True
-            return False
-        if self.open_blocks.setdefault((key.digest, index), block) is not block:
-            block.close()  # another thread had opened the block too
-        if len(self.open_blocks) > self._limit:
-            with contextlib.suppress(StopIteration, RuntimeError):  # another thread changes the dict
-                self.close_open(next(iter(self.open_blocks)))
-        if time.monotonic() >= self._own.look_at:  # who only reads asks nothing else of the cache
-            self._own.look()
-        return error is None
 
     def read_anew(self, key: ObjectKey, index: int) -> bytes | None:
         """Return a whole block, with its file reopened and every byte read from disk and checked; None if it is absent.
@@ -148,17 +107,17 @@ class BlockReader:
         recorded.
         """
         self.close_open((key.digest, index))
-        block = self._open(key, index, nowait=False, raises=True)
-        if block is None:
-            return None
+        block = None
         try:
+            block = self.open(key, index, raises=True)
+            if block is None:
+                return None
             disk.forget_cached(block.fd)
             return block.read(0, block.length, verify=True)
         except (BadBlock, OSError) as error:
-            self._reject(key, index, block.path, error)
+            if block is not None:
+                self.reject(key, index, block.path, error)
             raise BadBlock(str(error)) from error
-        finally:
-            block.close()
 
     def packed(self, key: ObjectKey, index: int) -> bytes | None:
         """Return the bytes of a block's file (data and trailer), reread from disk and checked; None if it is absent.
@@ -181,6 +140,8 @@ class BlockReader:
     def touch(self, key: ObjectKey, index: int) -> None:
         """Record the access to a block."""
         (self._shared.accesses or self._shared.open_accesses()).touch(key.number + index * GOLDEN & MASK64)
+        if time.monotonic() >= self._own.look_at:  # who only reads asks nothing else of the cache
+            self._own.look()
 
     def missed(self, key: ObjectKey, index: int, bounds: CacheBounds, *, of: int | None = None) -> None:
         """Record that a block is not cached and must be fetched; the admission policy uses this later.
@@ -204,11 +165,12 @@ class BlockReader:
 
     # Open blocks
 
-    def _open(self, key: ObjectKey, index: int, nowait: bool, *, raises: bool = False) -> OpenBlock | None:
-        """Open a block in the first root that has it; remove damaged files from our own root, skip them in others.
-
-        With `raises`, raise BadBlock at the first one that is damaged or unreadable.
-        """
+    def open(
+        self, key: ObjectKey, index: int, *, nowait: bool = False, raises: bool = False
+    ) -> OpenBlock | None:
+        """Return a block, which all threads share, from the first root that has it; None is a miss, unless it `raises`."""
+        if block := self.open_blocks.get((key.digest, index)):
+            return block
         encoded = block_file.encode_key(key, index)
         for root, owner in self._own.roots:
             path = f"{root}/blocks/{key.digest[0]}/{key.digest}-{index:x}"
@@ -216,19 +178,26 @@ class BlockReader:
                 continue
             try:
                 fd = os.open(path, disk.READ)
-                return block_file.open_block(fd, path, encoded, nowait=nowait, owner=owner)
+                block = block_file.open_block(fd, path, encoded, nowait=nowait, owner=owner)
+                return self._keep((key.digest, index), block, index * key.block_size)
             except FileNotFoundError:
                 continue
-            except BlockingIOError:
-                raise
             except (BadBlock, OSError) as error:
                 if isinstance(error, OSError) and error.errno in disk.TOO_MANY_FILES and self.open_blocks:
                     self.close_open()
-                    return self._open(key, index, nowait, raises=raises)
-                self._reject(key, index, path, error)
-                if raises:
-                    raise BadBlock(str(error)) from error
+                    return self.open(key, index, nowait=nowait, raises=raises)
+                if not self.reject(key, index, path, error) or raises:
+                    raise
         return None
+
+    def _keep(self, name: _Key, block: OpenBlock, start: int) -> OpenBlock:
+        """Keep a block open, or return the one that another thread has opened meanwhile."""
+        block.start = start
+        block = self.open_blocks.setdefault(name, block)
+        if len(self.open_blocks) > self._limit:
+            with contextlib.suppress(StopIteration, RuntimeError):  # another thread changes the dict
+                self.close_open(next(iter(self.open_blocks)))
+        return block
 
     def close_deleted(self) -> None:
         """Close deleted blocks to free their disk space: at most 256 fstat calls, about once a second."""
@@ -241,25 +210,28 @@ class BlockReader:
                 self.close_open(name)
 
     def close_open(self, *names: _Key) -> None:
-        """Close open blocks that no thread uses, all without `names`."""
+        """Close open blocks, all without `names`, as soon as nobody reads them."""
         for name in names or list(self.open_blocks):
-            if (block := self.open_blocks.pop(name, None)) is not None:
-                block.close()
+            self.open_blocks.pop(name, None)
 
     def close_inherited(self) -> None:
-        """Close the open blocks and nothing else, in a forked child that makes a cache of its own.
-
-        Every block that is released from now on is closed, too.
-        """
+        """Close the open blocks, in a forked child that makes a cache of its own, and keep none open from now on."""
         self._limit, self._own.on_look = 0, []
         self.close_open()
 
     # Damaged blocks
 
-    def _reject(self, key: ObjectKey, index: int, path: str, error: BadBlock | OSError) -> None:
-        """Log a damaged or unreadable block once; remove it if it is damaged and in our own root."""
+    def reject(self, key: ObjectKey, index: int, path: str, error: BadBlock | OSError) -> bool:
+        """Log a damaged or unreadable block once, and remove it if it is damaged and in our own root.
+
+        Return False if `error` only says that a read would have to wait. To raise it here would make a reference cycle with
+        this frame and keep the reader's buffers alive until the garbage collector runs.
+        """
+        if isinstance(error, BlockingIOError):
+            return False
+        self.close_open((key.digest, index))
         if self._is_rejected(path):
-            return
+            return True
         message = f"a cached block of {key.path} is not used: {error} ({path})"
         is_bad = isinstance(error, BadBlock) or error.errno in _NO_FILE
         if is_bad:
@@ -269,11 +241,12 @@ class BlockReader:
         if is_bad and self._own.path is not None and path.startswith(f"{self._own.path}/"):
             self.remove_damaged(key, index)
             if not os.path.exists(path):
-                return
+                return True
         if len(self.rejected) >= _MOST_REJECTED:
             self.rejected.clear()
         # Damage is permanent; lack of descriptors or an unreachable disk may be over in a minute.
         self.rejected[path] = math.inf if is_bad else time.monotonic() + _AGAIN_S
+        return True
 
     def remove_damaged(self, key: ObjectKey, index: int) -> None:
         """Remove a damaged block. Never raises: without its file the block is a miss."""

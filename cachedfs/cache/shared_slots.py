@@ -80,7 +80,7 @@ class SharedSlots:
             raise OSError(errno.EIO, "the file was truncated", self.path)
         return data
 
-    def write(self, pieces: Iterable[tuple[int, bytes]]) -> None:
+    def write(self, pieces: Iterable[tuple[int, bytes | bytearray]]) -> None:
         """Write all (offset, bytes), in order. Raises OSError; the pieces before the failed one are then written."""
         fd, pwrite = self.fd, os.pwrite
         if _place(os.fstat(fd)) != self._place:  # never write into a file that somebody else has opened since

@@ -31,6 +31,7 @@ class SharedFile:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._lock = RLock()  # reentrant, because methods call each other
         self._last_thread: int | None = None  # the thread that moved the file last
+        self._sought: int | None = None  # where it left the file, if `_seek` was not called for that yet
         self._seeks: dict[int, int] = {}  # target of each thread's last seek, until its next read
         super().__init__(*args, **kwargs)
 
@@ -40,10 +41,10 @@ class SharedFile:
         This thread's next read starts there.
         """
         with self._lock:
-            if (thread := get_ident()) != self._last_thread and whence == 1:
+            if whence == 1:
                 loc, whence = self.tell() + loc, 0
-            position = self._seek(loc, whence)
-            self._last_thread = thread
+            position, thread = self._seek(loc, whence), get_ident()
+            self._sought, self._last_thread = None, thread
             self._seeks[thread] = _SIZE if whence == 2 and not loc else position
             return position
 
@@ -51,22 +52,22 @@ class SharedFile:
         """Return the position at which this thread's next read starts."""
         with self._lock:
             now = self._tell()  # raises ValueError if the file is closed
-            if (thread := get_ident()) == self._last_thread or thread not in self._seeks:
-                return now
-            position = self._seeks[thread]
-            return int(self.size) if position == _SIZE else position
+            position = self._seeks.get(get_ident(), self._sought)
+            return now if position is None else int(self.size) if position == _SIZE else position
 
-    def _restore_position(self, thread: int) -> None:
-        """Move to `thread`'s last seek, or stay where another thread left the file.
+    def _go_to_start(self, thread: int) -> None:
+        """Move to where the next read of `thread` starts: to its last seek, or where the last thread left the file.
 
         Requires the lock.
         """
-        position = self._seeks.get(thread, _SIZE)
+        position: int | None = self._seeks.get(thread, _SIZE)
         if position == _SIZE:
-            self._seeks.clear()
-        else:
+            position = self._sought
+            if thread != self._last_thread:
+                self._seeks.clear()
+        if position is not None:
             self._seek(position)
-        self._last_thread = thread
+        self._sought, self._last_thread = None, thread
 
 
 def at_own_seek(read: _Read) -> _Read:
@@ -78,10 +79,15 @@ def at_own_seek(read: _Read) -> _Read:
     @functools.wraps(read)
     def reading(self: SharedFile, size: Any = -1, /) -> Any:
         with self._lock:
-            if (thread := get_ident()) != self._last_thread:
-                self._restore_position(thread)
+            thread = get_ident()
+            # Usually, it reads on.
+            if self._seeks or self._sought is not None or thread != self._last_thread:
+                self._go_to_start(thread)
             data = read(self, size)
-            self._seeks.pop(thread, None)  # kept after an error, so that a retry reads at the same position
+            if self._seeks:
+                self._seeks.pop(
+                    thread, None
+                )  # kept after an error, so that a retry reads at the same position
             return data
 
     reading.__doc__ = f"As `{read.__qualname__}`, from where the calling thread sought."

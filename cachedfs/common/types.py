@@ -37,7 +37,8 @@ __all__ = [
 Kind = Literal["file", "directory"]
 
 _CONTAINERS = frozenset({dict, list})  # the mutable JSON types
-GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: spreads consecutive block indexes over all slots
+# Consecutive blocks have their access records in consecutive buckets of four slots, with different tags (the high bits).
+GOLDEN = 0x9E3779B97F800004
 MASK64 = (1 << 64) - 1
 
 

@@ -1,4 +1,4 @@
-"""The raw reader under an open file, and the cached block it keeps open between reads."""
+"""The raw reader under an open file: it reads from cached blocks and from downloads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import errno
 import io
 from functools import partial
-from os import getpid
 from typing import TYPE_CHECKING, Any
 
 from cachedfs.common.blocks import covering
@@ -18,84 +17,20 @@ from cachedfs.errors import BadBlock
 
 if TYPE_CHECKING:
     from cachedfs.cache.block_file import OpenBlock
-    from cachedfs.cache.block_store import BlockStore
     from cachedfs.core.objects import Entry
     from cachedfs.core.reader import Reader
 
-__all__ = ["BUFFER_SIZE", "CurrentBlock", "RawFile"]
+__all__ = ["BUFFER_SIZE", "RawFile"]
 
 BUFFER_SIZE = 32 * 1024  # half a checksum page: serves small reads in C without reading far too much
-JUMP_SIZE = 4 * 1024  # buffered by the first read after a seek: random reads rarely need more
 _CLOSED = "I/O operation on closed file"
 FIRST_DEMAND = 2  # the request that opened a file reads to this multiple of its reader's progress
-
-
-class CurrentBlock:
-    """The cached block an open file is currently reading, kept open between reads; or none.
-
-    `[start, stop)` is its byte range in the object, empty without a block. Not thread-safe: the file is locked.
-    """
-
-    __slots__ = ("_block", "_cache", "_verify", "_version", "start", "stop")
-
-    def __init__(self, cache: BlockStore, version: Version | None, *, verify: bool) -> None:
-        self._cache, self._version, self._verify = cache, version, verify
-        self._block: OpenBlock | None = None
-        self.start = self.stop = 0
-
-    def copy(self, position: int, into: memoryview) -> int:
-        """Copy bytes from `position` on; return their number, 0 without a block.
-
-        A damaged block is released.
-        """
-        block = self._block
-        if block is None:
-            return 0
-        try:
-            return block.read_into(position - self.start, into, verify=self._verify)
-        except (BadBlock, OSError) as error:
-            self.release(error)
-            return 0
-
-    def take(self, index: int) -> bool:
-        """Replace the block by block `index`; return False, and hold no block, if that is not cached."""
-        version = self._version
-        if version is None:
-            return False
-        size = version.block_size
-        old = None if self._block is None else (self.start // size, self._block)
-        # Clear before giving back: an interrupt in between may leak a descriptor, but it never has two users.
-        self._clear()
-        block = self._cache.borrow(version, index, old)
-        if block is None:
-            return False
-        # Too short for its object: remove it, or every read would find it again.
-        if block.length < size and block.length < version.size - index * size:
-            self._cache.release_block(version, index, block, BadBlock("it is shorter than its object"))
-            return False
-        self._block, self.start, self.stop = block, index * size, index * size + block.length
-        return True
-
-    def release(self, error: BaseException | None = None) -> None:
-        """Release the block to the cache, which removes it if `error` shows that it is damaged."""
-        block, start = self._block, self.start
-        self._clear()
-        if block is not None and self._version is not None:
-            self._cache.release_block(self._version, start // self._version.block_size, block, error)
-
-    def move_to(self, cache: BlockStore) -> None:
-        """Switch to another cache, as after a fork, and release the block to it."""
-        self._cache = cache
-        self.release()
-
-    def _clear(self) -> None:
-        self._block, self.start, self.stop = None, 0, 0
 
 
 class RawFile(io.RawIOBase):
     """Read position and read history of one open file.
 
-    Reads come from a cached block or a download. Not thread-safe: the BufferedReader around it has a lock.
+    Reads come from a cached block or a download. Not thread-safe, except `at`: the BufferedReader around it has a lock.
     """
 
     def __init__(self, reader: Reader, entry: Entry, download: Download | None) -> None:
@@ -107,10 +42,9 @@ class RawFile(io.RawIOBase):
         self._cache = self._engine.cache
         self._block_size = reader.objects.config.block_size
         self._position = 0
-        verify = reader.objects.config.verify_always
-        self._current_block = CurrentBlock(self._cache, self._version, verify=verify)
-        self._has_seeked = False  # a seek moved the position since the last read
-        self._seek_from = self._seek_to = 0  # position before the last seek; start of the first read after it
+        self._verify = reader.objects.config.verify_always
+        self._block: OpenBlock | None = None  # the cached block that was read last
+        self._seek_from = self._seek_to = 0  # of the last seek that moved the position
         self._last = -1  # index of the block read last
         self._observed = -1  # the last block of which the history of the object knows
         self._opening = download  # the request sent by open(); this file may stop it
@@ -153,8 +87,7 @@ class RawFile(io.RawIOBase):
         if offset < 0:
             raise OSError(errno.EINVAL, f"cannot seek to {offset}: before the start of {self._entry.path}")
         if offset != self._position:
-            if not self._has_seeked:
-                self._has_seeked, self._seek_from = True, self._position
+            self._seek_from, self._seek_to = self._position, offset
             self._position = offset
         return offset
 
@@ -166,27 +99,56 @@ class RawFile(io.RawIOBase):
         if self.closed:
             raise ValueError(_CLOSED)
 
+    def at(self, position: int, size: int) -> bytes | None:
+        """Return `size` bytes at `position` if an open block has all of them, and its reads are not observed; else None.
+
+        From any thread, and without a lock.
+        """
+        block = self._block
+        if block is None:
+            return None
+        start = position - block.start
+        if not 0 <= start <= block.length - size:
+            block = self._open_block(position)
+            if block is None or size > block.length - (start := position - block.start):
+                return None
+        try:
+            data = block.read(start, start + size, verify=self._verify)
+        except (BadBlock, OSError):  # the read that is not from here finds the same, and removes the block
+            return None
+        self._engine.bytes_served += size
+        return data
+
+    def _open_block(self, position: int) -> OpenBlock | None:
+        """Return the block at `position`, now the current one, if it is open and its reads are not observed."""
+        version, index = self._version, position // self._block_size
+        if version is None or self._download is not None:
+            return None
+        block = self._cache.open_blocks.get((version.digest, index))
+        history = self._engine.histories.get(version.digest)
+        if block is None or (history is not None and (history.n_to_observe >= 0 or history.requested)):
+            return None
+        self._cache.touch(version, index)
+        if index != self._last:
+            self._last = index
+            self._engine.hits += 1
+        self._block = block
+        return block
+
     def readinto(self, buffer: Any, /) -> int:
         """Read up to `len(buffer)` bytes, as soon as some are available.
 
         Return 0 only at the end of the file.
         """
         into = buffer if type(buffer) is memoryview else memoryview(buffer).cast("B")
-        position, block = self._position, self._current_block
-        if self._has_seeked:
-            self._has_seeked, self._seek_to = False, position
-            if len(into) == BUFFER_SIZE:
-                into = into[:JUMP_SIZE]
-        # The most common case first: more of the current block.
-        if block.start <= position < block.stop:
-            n = block.copy(position, into)
-        elif self.closed:  # by another thread while this one waited for the BufferedReader's lock
-            raise ValueError(_CLOSED)
-        elif self._download is not None or self._engine.by_block or self._engine.pid != getpid():
-            n = 0
-        else:
-            n = self._from_cache(position, into)
-        if n <= 0:
+        position = self._position
+        n = self._copy(position, into)  # the most common case first: more of the current block
+        if not n:
+            if self.closed:  # by another thread while this one waited for the BufferedReader's lock
+                raise ValueError(_CLOSED)
+            if self._download is None and not self._engine.by_block and self._engine.pid:
+                n = self._from_cache(position, into)
+        if not n:
             if position >= self.size or not len(into):
                 return 0
             n = self._read(position, into[: self.size - position])
@@ -200,21 +162,20 @@ class RawFile(io.RawIOBase):
             raise ValueError(_CLOSED)
         if self._position >= self.size:
             return b""
+        data: bytes | None
         if self._data is not None:
             data = self._data[self._position :]
         else:
-            if self._engine.pid != getpid():
+            if not self._engine.pid:
                 self._after_fork()
             if self._download is None or not self._download.covers(self._position):
                 self._stop_opening()
-            cached = None
-            if self._version is not None:
-                cached = self._reader.cached_bytes(self._version, self._position, self.size)
-            if cached is None:
-                data = self._collect(self._position)
+            start, version = self._position, self._version
+            data = None if version is None else self._reader.cached_bytes(version, start, self.size)
+            if data is None:
+                data = self._engine.run(self._reader.collect(self._entry, start, None, self._download))
             else:
-                data = cached
-                self._engine.hits += len(covering(Range(self._position, self.size), self._block_size))
+                self._engine.hits += len(covering(Range(start, self.size), self._block_size))
                 self._engine.bytes_served += len(data)
             self._download_at(self._position)  # raises if the bytes before these were wrong
         self._position = self.size
@@ -222,10 +183,10 @@ class RawFile(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
-            self._current_block.release()
+            self._block = None
             self._stop_opening()
             self._download = None
-            if self._version is not None and self._observed >= 0 and self._engine.pid == getpid():
+            if self._version is not None and self._observed >= 0 and self._engine.pid:
                 self._engine.call_soon(self._readahead.close_file, self._version, id(self))
         super().close()
 
@@ -236,7 +197,7 @@ class RawFile(io.RawIOBase):
             n = min(len(into), self.size - position)
             into[:n] = self._data[position : position + n]
             return n
-        if self._engine.pid != getpid():
+        if not self._engine.pid:
             self._after_fork()
         n = self._from_download(position, into) or self._from_cache(position, into)
         while n == 0:
@@ -247,31 +208,44 @@ class RawFile(io.RawIOBase):
 
     def _from_cache(self, position: int, into: memoryview) -> int:
         """Make the cached block at `position` the current block, and copy from it; return 0 for a miss."""
-        index = position // self._block_size
-        if not self._current_block.take(index):
+        version, size = self._version, self._block_size
+        index = position // size
+        block = self._block = None if version is None else self._cache.open(version, index)
+        if version is None or block is None:
             return 0
-        n = self._current_block.copy(position, into)
+        self._cache.touch(version, index)
+        # Too short for its object: remove it, or every read would find it again.
+        if block.length < size and block.length < version.size - block.start:
+            self._reject(block, BadBlock("it is shorter than its object"))
+        n = self._copy(position, into)
         if n > 0 and index != self._last:
             self._moved(index, position, n, is_cached=True)
         return n
 
+    def _copy(self, position: int, into: memoryview) -> int:
+        """Copy what the current block has at `position`; return 0 if that is nothing. A damaged block is removed."""
+        block = self._block
+        if block is None or not block.start <= position < block.start + block.length:
+            return 0
+        try:
+            return block.read_into(position - block.start, into, verify=self._verify)
+        except (BadBlock, OSError) as error:
+            self._reject(block, error)
+            return 0
+
+    def _reject(self, block: OpenBlock, error: BadBlock | OSError) -> None:
+        self._block = None
+        if self._version is not None:
+            self._cache.reject(self._version, block.start // self._block_size, block.path, error)
+
     def _moved(self, index: int, position: int, n: int, *, is_cached: bool) -> None:
         """Count a read in another block than the last one; report it while the object is not known to be cached."""
-        self._last = index
-        if (version := self._version) is None:
-            return
-        history = self._engine.histories.get(version.digest)
-        if history is not None and history.n_to_observe < 0 and not history.requested:
-            history = None  # nothing is read ahead, and nothing to be observed
+        self._last, version = index, self._version
+        history = None if version is None else self._engine.histories.get(version.digest)
         was_requested = history is not None and history.take(range(index, index + 1))
-        if is_cached and not was_requested:
-            self._engine.hits += 1
-        if (
-            self._reads_ahead
-            and history is not None
-            and history.n_to_observe >= 0
-            and index != self._observed
-        ):
+        self._engine.hits += is_cached and not was_requested
+        is_observed = self._reads_ahead and history is not None and history.n_to_observe >= 0
+        if is_observed and index != self._observed:
             self._observed = index
             observe = partial(self._readahead.observe, left=self._left(position), file=id(self))
             self._engine.call_soon(observe, version, position, position + n)
@@ -320,11 +294,10 @@ class RawFile(io.RawIOBase):
     async def _fetch(self, position: int, size: int) -> Download | None:
         """Wait for bytes at `position`; return None if they are cached now. Event loop thread only."""
         version = self._version
-        index, offset = divmod(position, self._block_size)
-        if version is not None and size <= BUFFER_SIZE and (version.digest, index) in self._engine.by_block:
-            # A full buffer is more than the caller asked for. Do not request the next block for it: otherwise the
-            # speed of the link would decide which blocks are fetched.
-            size = min(size, self._block_size - offset)
+        if (
+            size <= BUFFER_SIZE
+        ):  # a full buffer is more than the caller asked for: do not request the next block for it
+            size = min(size, self._block_size - position % self._block_size)
         if version is None:
             return await self._fetch_uncached(position, size)
         if (found := self._download_at(position)) is not None and found.filled > position:
@@ -383,13 +356,10 @@ class RawFile(io.RawIOBase):
         stop = min(want.stop, (self._observed + 1) * size)
         observe(version, want.start, stop, left=self._left(want.start), missed=covering(want, size))
 
-    def _collect(self, start: int) -> bytes:
-        return self._engine.run(self._reader.collect(self._entry, start, None, self._download))
-
     def _stop_opening(self) -> None:
         """Stop the request of open() after its current block, because the reads are elsewhere."""
         download, self._opening = self._opening, None
-        if download is not None and not download.done and self._engine.pid == getpid():
+        if download is not None and not download.done and self._engine.pid:
             block_end = -(-max(download.filled, 1) // self._block_size) * self._block_size
             self._engine.call_soon(download.stop_soon, block_end)
 
@@ -400,5 +370,4 @@ class RawFile(io.RawIOBase):
         """
         self._engine = self._reader.objects.engine
         self._cache = self._engine.cache
-        self._current_block.move_to(self._cache)
-        self._download = self._opening = None
+        self._block = self._download = self._opening = None

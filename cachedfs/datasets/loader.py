@@ -120,9 +120,8 @@ class Loader:
         self._echo = at_least(1, echo=echo)
         self.timings = EpochTimings()
         self._measured: tuple[int, FetchMeter] | None = None  # the epoch of the timings, and its fetch counts
-        self._position = self._next = EpochPosition(
-            0
-        )  # after the last returned batch; where the next loop begins
+        # After the last returned batch, and where the next loop begins.
+        self._position = self._next = EpochPosition(0)
         self._queue: BatchQueue | None = None
         self._plan: DatasetPrefetch | None = None
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Iterator
+from operator import index
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +51,7 @@ class CachedFile(SharedFile, io.BufferedReader):
     ) -> None:
         raw = RawFile(reader, entry, download)
         super().__init__(raw, buffer_size=BUFFER_SIZE)
+        self._at = raw.at
         self.fs = fs
         self.path = path
         self.size = raw.size
@@ -56,21 +59,58 @@ class CachedFile(SharedFile, io.BufferedReader):
 
     _seek, _tell = io.BufferedReader.seek, io.BufferedReader.tell
 
-    @at_own_seek
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Move to `offset`, relative to `whence`, and return the position. This thread's next read starts there."""
+        if whence or (position := index(offset)) < 0 or self.closed:
+            return super().seek(offset, whence)
+        self._sought, self._last_thread = position, (thread := get_ident())
+        self._seeks[thread] = position
+        return position
+
     def read(self, size: int | None = -1, /) -> bytes:
         """Return up to `size` bytes; all up to the end if it is None or negative, as fsspec's files do."""
-        return io.BufferedReader.read(self, -1 if size is None or size < 0 else size)
+        if size is None or size < 0:
+            return self._read(-1)
+        thread = get_ident()
+        # The first read after a seek does not go through the buffer.
+        if (position := self._seeks.get(thread, -1)) < 0 or (data := self._at(position, size)) is None:
+            return self._read(size)
+        self._seeks.pop(thread, None)
+        self._sought, self._last_thread = position + size, thread
+        return data
 
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill `buffer`; return the number of bytes, which is less at the end of the file only."""
+        into = memoryview(buffer).cast("B")
+        if len(into) > BUFFER_SIZE or get_ident() not in self._seeks:
+            return self._readinto(into)
+        data = self.read(len(into))
+        into[: len(data)] = data
+        return len(data)
+
+    _read, _readinto = at_own_seek(io.BufferedReader.read), at_own_seek(io.BufferedReader.readinto)
     read1 = at_own_seek(io.BufferedReader.read1)
-    readinto = at_own_seek(io.BufferedReader.readinto)
     readinto1 = at_own_seek(io.BufferedReader.readinto1)
-    readline = at_own_seek(io.BufferedReader.readline)  # iteration uses it too
+    readline = at_own_seek(io.BufferedReader.readline)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield the lines from this thread's position on; what is buffered without a lock for each of them."""
+        while line := self.readline():
+            yield line
+            with self._lock:
+                if self._seeks or self._sought is not None:
+                    continue
+                position, buffered = self._tell(), super().peek()
+            for line in io.BytesIO(buffered[: buffered.rfind(b"\n") + 1]):
+                self._sought = position = position + len(line)
+                yield line
+                if self._sought is not position:  # the caller, or another thread, has moved the file
+                    break
 
     def peek(self, size: int = 0, /) -> bytes:
         """Return bytes from the start of this thread's next read, without moving the position."""
         with self._lock:
-            if (thread := get_ident()) != self._last_thread:
-                self._restore_position(thread)
+            self._go_to_start(get_ident())
             return super().peek(size)
 
     @property

@@ -7,16 +7,16 @@ import io
 import logging
 import posixpath
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from cachedfs.common.atomic_files import PartFile
+from cachedfs.common.spooled_file import SpooledFile, failure_since, handled_exceptions, is_failure, new_spool
 from cachedfs.common.urls import GCS_PROTOCOLS, LOCAL_PROTOCOLS
-from cachedfs.errors import CachedFSError, CacheError, ObjectExists, OriginUnavailable
-from cachedfs.origins.origin_errors import failure_since, handled_exceptions, is_failure, mapped
+from cachedfs.errors import CacheError, ObjectExists, OriginUnavailable
+from cachedfs.origins.origin_errors import mapped
 
 __all__ = ["WrittenFile"]
 
@@ -228,62 +228,10 @@ def _opened(fs: AbstractFileSystem, path: str, mode: str, *, autocommit: bool, *
         return opened()
     if autocommit and "x" in mode and inner.exists(path):
         raise ObjectExists(f"{fs.unstrip_protocol(path)}: exists already; mode 'wb' would replace it")
-    return _DelayedFile(opened, autocommit=autocommit)
 
-
-class _DelayedFile:
-    """A local temporary file, sent to the origin at `commit`; with `autocommit`, when it is closed.
-
-    Some inner filesystems cannot delay a file, or cannot delay a single one of their files.
-    """
-
-    def __init__(self, opened: Callable[[], Any], *, autocommit: bool) -> None:
-        self._opened, self._autocommit = opened, autocommit
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - until the transaction ends
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    def write(self, data: Any) -> int:
-        with self._discard_on_error():
-            return self._file.write(data)
-
-    def flush(self) -> None:
-        with self._discard_on_error():
-            self._file.flush()
-
-    @contextlib.contextmanager
-    def _discard_on_error(self) -> Iterator[None]:
-        """Discard the file if a write to it fails, because it is incomplete.
-
-        This holds even if the caller ignores the error.
-        """
-        try:
-            yield
-        except OSError as error:
-            self.discard()
-            failure = CachedFSError(
-                f"data to be written cannot be stored in the temporary folder {tempfile.gettempdir()}: {error}; free space "
-                "there, or set TMPDIR to another disk"
-            )
-            failure.errno = error.errno
-            raise failure from error
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.discard()  # the writer failed: the file is incomplete
-
-    def close(self) -> None:
-        if self._autocommit:
-            self.commit()
-
-    def commit(self) -> None:
-        if self._file.closed:
-            return
-        self.flush()  # first: a full local disk must not change the object
-        with self._file as data, self._opened() as file:
-            data.seek(0)
+    def send(data: Any) -> None:
+        with opened() as file:
             shutil.copyfileobj(data, file, _PIECE)
 
-    def discard(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk makes the final flush fail
-            self._file.close()
+    # Some inner filesystems cannot delay a file, or cannot delay a single one of their files.
+    return SpooledFile(fs.unstrip_protocol(path), mode, send, new_spool(), autocommit=autocommit)

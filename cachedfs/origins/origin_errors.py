@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import socket
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -347,29 +346,3 @@ def _text(error: Exception) -> str:
     text = str(error).partition("\n\nDebug source:")[0]  # obstore repeats all as a structure of Rust
     name, text = type(error).__name__, without_secrets(text)[:_LONGEST_TEXT]
     return f"{name}: {text}" if text else name
-
-
-# Failures of writers
-def handled_exceptions() -> tuple[BaseException, ...]:
-    """Return the exceptions that are being handled now, the innermost first."""
-    found: list[BaseException] = []
-    error = sys.exc_info()[1]
-    while error is not None and not any(error is known for known in found):
-        found.append(error)
-        error = error.__context__
-    return tuple(found)
-
-
-def failure_since(before: tuple[BaseException, ...]) -> BaseException | None:
-    """Return the failure that is being handled now, unless it is one of the exceptions `before`."""
-    error = sys.exc_info()[1]
-    if error is None or not is_failure(error) or any(error is known for known in before):
-        return None
-    return error
-
-
-def is_failure(error: BaseException) -> bool:
-    """Return whether an exception means a failure; the end of an iteration and `sys.exit(0)` do not."""
-    if isinstance(error, SystemExit):
-        return error.code not in (None, 0)
-    return not isinstance(error, (StopIteration, StopAsyncIteration, GeneratorExit))

@@ -143,7 +143,7 @@ def test_who_makes_room_never_stops_a_reader(open_cache, folder, fork_server, mo
         content(key, index) for index in range(2, 8)
     ]
     assert reader.read_into(key, 3, 0, memoryview(buffer)) == BLOCK
-    reader.release_block(key, 4, reader.borrow(key, 4))
+    assert reader.open(key, 4)
     assert reader.usage()[0] == 8  # what was true before that transaction
     assert reader.metadata.lookup("gs://test", "b/x") is None
     monkeypatch.setattr(database, "_WRITER_WAIT_S", 0.01)

@@ -147,9 +147,7 @@ def day(directory):
             assert buffer == content(KEY, index)
         with contextlib.suppress(BlockingIOError):
             assert is_right(whole(cache, KEY, index, nowait=True), KEY, index)
-        handle = cache.borrow(KEY, index)
-        if handle is not None:
-            cache.release_block(KEY, index, handle)
+        cache.open(KEY, index)
     cache.close()
     assert is_right(whole(cache, KEY, 0), KEY, 0)
     counter = cache.metadata.counter("gs://test", "b/x")

@@ -251,7 +251,7 @@ def test_a_removed_block_is_a_miss_also_for_those_that_have_it_open(cache, open_
     key, other = key_of(), open_cache()
     put(cache, key, 0)
     assert whole(other, key, 0) == content(key, 0)
-    block = cache.borrow(key, 0)
+    block = cache.open(key, 0)
     assert block.read(0, PAGE) == content(key, 0)
     if is_damaged:
         flip(file_of(cache, key, 0), 100)
@@ -259,7 +259,6 @@ def test_a_removed_block_is_a_miss_also_for_those_that_have_it_open(cache, open_
             cache.read_anew(key, 0)
     else:
         cache.remove_wrong(key, 0)
-    cache.release_block(key, 0, block)
     assert whole(cache, key, 0) is None
     assert whole(other, key, 0) is None
 

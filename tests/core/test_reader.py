@@ -7,7 +7,6 @@ from functools import partial
 import fsspec
 import pytest
 
-from cachedfs.cache.block_reader import BlockReader
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range
 from cachedfs.core.download import ALL, Download, DownloadStopped
@@ -268,28 +267,6 @@ def test_the_window_is_a_quarter_of_the_cache_or_full_when_nothing_can_be_stored
         assert engine.window(config) == window
     monkeypatch.setattr(engine.cache._own, "cannot_store", "the disk is full")
     assert engine.window(config) == 64 * MiB
-
-
-def test_an_interrupted_read_does_not_return_a_block_twice_to_the_pool(fs, origin, monkeypatch):
-    data = origin.put("b/k", noise(3 * MiB))
-    fs.cat_file("b/k")
-    fs._objects.engine.drain(120)
-    file = fs.open("b/k")
-    file.read(10)
-    give, idle = BlockReader.release_block, fs._objects.engine.cache.open_blocks
-
-    def interrupted(self, *args):
-        give(self, *args)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(BlockReader, "release_block", interrupted)
-    file.seek(2 * MiB)
-    with pytest.raises(KeyboardInterrupt):
-        file.read(10)
-    monkeypatch.undo()
-    assert file.raw._current_block._block not in idle.values()
-    file.seek(5)
-    assert file.read(10) == data[5:15]
 
 
 def test_a_block_that_can_neither_be_used_nor_removed_is_fetched(origin, own_cache, tmp_path):

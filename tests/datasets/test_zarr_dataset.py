@@ -377,7 +377,8 @@ def test_arrays_of_different_lengths_are_an_error_that_names_them(tmp_path):
         ZarrDataset(str(tmp_path / "g.zarr"), arrays=["scalar"])
 
 
-def test_arrays_that_all_samples_share_are_left_out_unless_named(tmp_path):
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_arrays_that_all_samples_share_are_left_out_unless_named(tmp_path, zarr_format):
     xr = pytest.importorskip("xarray")
     arrays = {
         "temperature": (("time", "lat"), np.arange(6).reshape(2, 3)),
@@ -387,7 +388,7 @@ def test_arrays_that_all_samples_share_are_left_out_unless_named(tmp_path):
         "crs": ((), 5),
     }
     url = str(tmp_path / "g.zarr")
-    xr.Dataset(arrays).to_zarr(url, zarr_format=3, consolidated=False)
+    xr.Dataset(arrays).to_zarr(url, zarr_format=zarr_format, consolidated=False)
     dataset = ZarrDataset(url, named=True)
     assert dataset.arrays == ("temperature", "time")
     assert {name: row.tolist() for name, row in dataset[1].items()} == {"temperature": [3, 4, 5], "time": 8}

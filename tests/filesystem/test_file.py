@@ -173,6 +173,7 @@ def test_sequential_reads_request_each_byte_once(fs, cloud, is_late):
     """Also when the reader is slow and more than a block is buffered."""
     big = noise(30 * MiB + 5, seed=4)
     cloud.put("huge", big)
+    engine = fs._objects.engine
     for size, requests in ((300 * KiB, 6), (16 * MiB, 6)):
         fs.evict(cloud.path("huge"))
         fs.invalidate_cache()
@@ -182,7 +183,7 @@ def test_sequential_reads_request_each_byte_once(fs, cloud, is_late):
             while piece := file.read(size):
                 pieces.append(piece)
                 if is_late:
-                    until(lambda: all(download.paused for download in fs._objects.engine.active_requests))
+                    until(lambda: engine.active_requests == engine.paused_requests)
         assert b"".join(pieces) == big
         assert cloud.server.bytes_sent() == len(big)
         assert len(cloud.asked()) <= requests
@@ -401,6 +402,32 @@ def test_lines_continue_in_another_thread(cloud, threads):
         b(file.seek, 0)
         assert b(next, file) == text[0]
         assert a(file.readline) == text[1]
+
+
+def test_a_loop_over_lines_follows_what_is_done_to_the_file_in_it(fs, cloud):
+    rng = random.Random(5)
+    data = b"".join(rng.randbytes(rng.choice((3, 30, 70_000))) + b"\n" for _ in range(100)) + b"end"
+    cloud.put("lines", data)
+    acts = {
+        0: lambda file: file.seek(1000),
+        1: lambda file: file.read(100),
+        2: lambda file: (file.seek(-10, 1), file.read(20), file.read(20)),
+        3: lambda file: (file.readline(), next(iter(file), b"")),
+        4: lambda file: file.seek(file.tell() + 5),
+    }
+    with fs.open(cloud.path("lines")) as file, io.BytesIO(data) as model:
+        for _ in range(30):
+            ours, theirs = iter(file), iter(model)
+            for _ in range(20):
+                assert (next(ours, b""), file.tell()) == (next(theirs, b""), model.tell())
+                act = acts.get(rng.randrange(25), lambda file: None)
+                assert act(file) == act(model)
+                if model.tell() == len(data):
+                    assert file.seek(2000) == model.seek(2000)
+        file.seek(0)
+        assert [*file] == [*io.BytesIO(data)]
+        file.seek(0)
+        assert [*zip(file, file, strict=False)] == [*zip(*[iter(io.BytesIO(data))] * 2, strict=False)]
 
 
 def test_after_a_failed_read_the_position_is_unchanged(fs, cloud, threads, monkeypatch):

@@ -236,7 +236,7 @@ def test_a_transaction_without_temporary_space_keeps_the_old_object(
     path = f"{cloud.bucket if protocol == 'gs' else tmp_path}/a"
     fs.pipe_file(path, b"old")
     full = partial(open, "/dev/full", "w+b")
-    monkeypatch.setattr("cachedfs.filesystem.write_file.tempfile.TemporaryFile", full)
+    monkeypatch.setattr("cachedfs.filesystem.write_file.new_spool", full)
     with fs.transaction, pytest.raises(OSError, match="No space left"):
         fs.pipe_file(path, bytes(size))
     assert fs.origin_fs.cat_file(path) == fs.cat_file(path) == b"old"

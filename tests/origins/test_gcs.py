@@ -178,21 +178,6 @@ async def test_credentials_that_are_found_late_are_used_by_the_next_request(make
     assert len(made) == 1
 
 
-async def test_generic_over_http(server, world):
-    world.put("x y.bin", DATA)
-    url = f"{server.endpoint_url}/{world.root}/x%20y.bin"
-    origin = open_origin("http", {}, loop=asyncio.get_running_loop(), on_request=lambda: None)
-    data, info, start, stop = await read(origin, url, Range(5, 50_000))
-    assert (data, start, stop) == (DATA[5:], 5, len(DATA))
-    assert (info.fingerprint or "").startswith("etag:")
-    with pytest.raises(ObjectNotFound, match=url + "none"):
-        await origin.lookup(url + "none")
-    world.put("x y.bin", DATA[::-1])
-    with pytest.raises(ObjectChanged, match=url):
-        await read(origin, url, None, info)
-    await origin.aclose()
-
-
 class TestContract(OriginContract):
     folder_read = ObjectNotFound  # to know that it is a folder would cost a request for every missing object
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import io
 import os
-import tempfile
 import weakref
 from collections.abc import Iterator
 from typing import Any, ClassVar, Self
@@ -17,6 +16,7 @@ from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import stringify_path
 
 from cachedfs.common.atomic_files import filled
+from cachedfs.common.spooled_file import SpooledFile, kept_locally, new_spool
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.common.urls import is_pattern
 from cachedfs.common.walk import CycleSafeWalk, begins_with
@@ -27,12 +27,10 @@ from cachedfs.origins.drive.options import DriveOptions, refuse_live
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.paths import place_of, plain_path, side_by_side
 from cachedfs.origins.drive.read import must_have_bytes
-from cachedfs.origins.drive.upload import WrittenDriveFile, not_kept
 from cachedfs.origins.upload import UploadContent
 
 _FSSPEC = frozenset({"asynchronous", "loop", "batch_size", "skip_instance_cache", "use_listings_cache"})
 _FSSPEC |= {"listings_expiry_time", "max_paths"}
-_SPOOL = 8 << 20  # bytes of a file being written that are in memory; the rest is on the disk
 _INHERITED: list[DriveOrigin] = []  # of a parent process: what is closed here would be closed there
 
 
@@ -191,7 +189,7 @@ class DriveFileSystem(CycleSafeWalk):
         autocommit: bool = True,
         cache_options: Any = None,
         **kwargs: Any,
-    ) -> DriveFile | WrittenDriveFile:
+    ) -> DriveFile | SpooledFile:
         place_of(path)  # what is wrong with it is said here, and not when a written file is closed
         if mode in ("rb", "r"):
             kwargs.pop("size", None)  # of a handle that travelled: the file may have another by now
@@ -203,15 +201,19 @@ class DriveFileSystem(CycleSafeWalk):
             raise ValueError(f"drive://{path}: mode {mode!r} is none of rb, wb, xb and ab")
         if mode == "xb" and self.exists(path):
             raise ObjectExists(f"drive://{path}: exists already; mode 'w' would replace it")
-        spool: Any = tempfile.SpooledTemporaryFile(_SPOOL)  # noqa: SIM115 - the file's, which closes it
-        onto: str | None = None
+        spool, onto = new_spool(), None
         try:
             if mode == "ab":
                 onto = sync(self.loop, self._begin_append, path, spool)
         except BaseException:  # an interrupt too: nobody else knows of the spool
             spool.close()
             raise
-        return WrittenDriveFile(self, path, mode, spool, onto=onto, autocommit=autocommit)
+
+        def send(file: Any) -> None:
+            write, content = self.origin.writer.write, UploadContent(file)
+            sync(self.loop, write, path, content, exclusive=mode == "xb", onto=onto)
+
+        return SpooledFile(api.url_of(path), mode, send, spool, autocommit=autocommit)
 
     async def _readable(self, path: str) -> tuple[ObjectInfo, bytes | None]:
         """Return the version that a new file reads, and for a Google document its export; raise if it has no bytes."""
@@ -226,7 +228,7 @@ class DriveFileSystem(CycleSafeWalk):
         except FileNotFoundError:
             return ""
         must_have_bytes(info)
-        with not_kept(path):
+        with kept_locally(api.url_of(path)):
             await self._copy_out(info, spool, DEFAULT_CALLBACK)
         return info.fingerprint
 

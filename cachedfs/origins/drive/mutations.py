@@ -9,7 +9,7 @@ import mimetypes
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
 from cachedfs.common.kept_mtime import rfc3339
@@ -30,6 +30,7 @@ from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, folder_of, id_a
 from cachedfs.origins.drive.upload import Upload, UploadMismatch
 from cachedfs.origins.upload import UploadContent, check_version, version_conflict
 
+T = TypeVar("T")
 logger = logging.getLogger("cachedfs.origins")
 
 CHECKED_S = 5.0  # for so long, one check that a folder is where it was counts for all files written into it
@@ -70,7 +71,8 @@ class DriveWriter:
             if items and exclusive:
                 raise ObjectExists(f"{api.url_of(path)}: exists already, and was to be new")
             before, known = await self._written_into(path, items) if items else (None, None)
-            if onto is not None and onto != _fingerprint_of(before, path):
+            now = api.item_info(before, path).fingerprint if before is not None else None
+            if onto is not None and onto != (now or ""):
                 raise ObjectChanged(
                     f"{api.url_of(path)}: the file changed while it was being appended to; it is left as it is now: open it "
                     "again"
@@ -219,22 +221,23 @@ class DriveWriter:
     # Copying and moving
     async def copy(self, source: str, target: str) -> None:
         """Copy the file `source` to `target`, on the server; a file that was at `target` goes into the trash."""
-        try:
-            await self._between(source, target, self._copy)
-        except _IsFolder:  # to fsspec, a copied folder is a folder that is made
+        if await self._between(
+            source, target, self._copy
+        ):  # to fsspec, a copied folder is a folder that is made
             await self.make_folder(target, exist_ok=True)
 
-    async def _copy(self, source: str, target: str) -> None:
+    async def _copy(self, source: str, target: str) -> bool:
+        """Copy a file; return True, and do nothing, for a folder."""
         info = await self._tree.lookup(source, sure=True)
         if info.kind == "directory":
-            raise _IsFolder
+            return True
         if info.id is None:
             raise ObjectNotFound(f"{api.url_of(source)}: a shortcut to a file that is gone")
         _must_have_a_name(target)
         folder, before = await self._items(target)
         for item in before:
             if item["id"] == info.id:
-                return  # onto itself
+                return False  # onto itself
             _writable(target, item)
         # Of several, the one that the name means; the copy is newer than the others.
         replaced = (await self._tree.chosen(before, target))[0] if before else None
@@ -243,6 +246,7 @@ class DriveWriter:
         _must_be_there(target, copy)
         await self._replace(target, replaced, folder, lambda: self._remove(target, copy, None))
         self._tree.created(target, copy)
+        return False
 
     async def move(self, source: str, target: str) -> None:
         """Move a file or folder, on the server: it keeps its id, and a file at `target` goes into the trash.
@@ -259,8 +263,7 @@ class DriveWriter:
     async def _move(self, source: str, target: str) -> None:
         old, item = await self._visible(source)
         if not place_of(source).names:  # by its id
-            if not item.get("parents"):
-                _has_no_name(source)
+            _must_have_a_name(source, item.get("parents", ()))
             old = api.folder_info("", item["parents"][0])
         new, there = await self._items(target)
         before = [other for other in there if other["id"] != item["id"]]
@@ -311,7 +314,7 @@ class DriveWriter:
                 left = "It is there all the same, beside what was there before"
             raise type(error)(f"{error}. {left}") from error
 
-    async def _between(self, source: str, target: str, change: Callable[[str, str], Awaitable[None]]) -> None:
+    async def _between(self, source: str, target: str, change: Callable[[str, str], Awaitable[T]]) -> T:
         """Change two paths while no other writer changes either.
 
         A missing folder of the target is created while neither path is locked: another writer that creates it may wait
@@ -319,11 +322,11 @@ class DriveWriter:
         """
         try:
             async with self._alone(source, target):
-                await change(source, target)
+                return await change(source, target)
         except _NoFolder:
             await self.make_folder(folder_of(target), exist_ok=True)
             async with self._alone(source, target):
-                await change(source, target)
+                return await change(source, target)
 
     # Items of a path
     async def _items(
@@ -401,10 +404,6 @@ class _NoFolder(ObjectNotFound):
     """The folder of a path does not exist."""
 
 
-class _IsFolder(Exception):
-    """The source of a copy is a folder."""
-
-
 def _title_of(path: str) -> str:
     return api.title_of(path.rpartition("/")[2])
 
@@ -417,10 +416,6 @@ def _times(mtime_ns: int | None) -> dict[str, str]:
         return {"modifiedTime": rfc3339(mtime_ns, 3)}
     except (ValueError, OverflowError, OSError):  # a year that Drive does not know
         return {}
-
-
-def _fingerprint_of(item: Mapping[str, Any] | None, path: str) -> str:
-    return "" if item is None else (api.item_info(item, path).fingerprint or "")
 
 
 def _writable(path: str, item: Mapping[str, Any]) -> str:
@@ -437,12 +432,10 @@ def _writable(path: str, item: Mapping[str, Any]) -> str:
     return str(item["id"] if target is None else target["targetId"])
 
 
-def _must_have_a_name(path: str) -> None:
-    if not place_of(path).names:
-        _has_no_name(path)
-
-
-def _has_no_name(path: str) -> NoReturn:
+def _must_have_a_name(path: str, parents: Sequence[str] = ()) -> None:
+    """Raise RequestRejected unless an item is in a folder: by its path, or as it says."""
+    if place_of(path).names or parents:
+        return
     raise RequestRejected(
         f"{api.url_of(path)}: a copy or move needs the name of an item in a folder; give its path, as in "
         f"{api.url_of(f'{MY_DRIVE}/folder/name')}"

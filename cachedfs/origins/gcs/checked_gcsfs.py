@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote
 
 import google.auth
@@ -43,33 +43,12 @@ class CheckedGCSFileSystem(GCSFileSystem):  # type: ignore[misc] # gcsfs has no 
         return _CheckedSession(super().session, uploads, copies)
 
 
-class _Upload(NamedTuple):
-    """The name of an object, and the CRC-32C of the bytes of it that the service has received."""
-
-    name: str
-    crc32c: int = 0
-
-    def with_more(self, data: bytes) -> _Upload:
-        return self._replace(crc32c=crc32c_of(data, self.crc32c)) if has_crc32c() else self
-
-    def check(self, body: bytes, size: int) -> None:
-        """Raise RetryableError unless an answer has the object's name, and the size and checksum of all bytes sent."""
-        found = json.loads(body)
-        if not api.is_resource(found, "object", self.name) or str(found.get("size")) != str(size):
-            raise foreign("an upload was answered without the object's name and size")
-        expected = base64.b64encode(self.crc32c.to_bytes(4, "big")).decode()
-        if has_crc32c() and found.get("crc32c") != expected:
-            raise foreign(
-                f"an upload was answered with the CRC32C {found.get('crc32c')} instead of {expected}"
-            )
-
-
 class _CheckedSession:
     """An aiohttp session for gcsfs that checks every answer."""
 
-    def __init__(self, session: Any, uploads: dict[str, _Upload], copies: dict[str, int]) -> None:
-        self._session, self._uploads = session, uploads
-        self._copies = copies  # bytes that an unfinished copy has, by its address
+    def __init__(self, session: Any, uploads: dict[str, tuple[str, int]], copies: dict[str, int]) -> None:
+        # By their address: name and CRC-32C of the bytes that an upload has; how many bytes an unfinished copy has.
+        self._session, self._uploads, self._copies = session, uploads, copies
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
@@ -113,10 +92,10 @@ class _CheckedSession:
         kind, data = params.get("uploadType"), options.get("data") or b""
         data = bytes(data.getbuffer() if hasattr(data, "getbuffer") else data)  # a view, or a file in memory
         if kind == "resumable":
-            self._uploads[answer.headers["Location"]] = _Upload(options["json"]["name"])
+            self._uploads[answer.headers["Location"]] = options["json"]["name"], 0
         elif kind == "multipart":
             name, content = _split_multipart(headers["Content-Type"], data)
-            _Upload(name).with_more(content).check(body, len(content))
+            _check_object(body, name, len(content), _crc32c(content))
         elif method == "POST" and url in self._uploads:
             self._check_piece(url, answer, body, headers["Content-Range"], data)
         elif method == "DELETE":
@@ -133,11 +112,11 @@ class _CheckedSession:
         found = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", range_)
         assert found is not None  # gcsfs wrote it
         total, start = found[2], int(found[1] or found[2])
-        upload, stop = self._uploads[url], start + len(data)
+        (name, crc), stop = self._uploads[url], start + len(data)
         if answer.status != 308:
             if str(stop) != total:
                 raise foreign("an upload was answered as complete before it was")
-            upload.with_more(data).check(body, stop)
+            _check_object(body, name, stop, _crc32c(data, crc))
             del self._uploads[url]
             return
         _, _, last = answer.headers.get("Range", "").partition("-")
@@ -146,7 +125,7 @@ class _CheckedSession:
             raise foreign(
                 f"of bytes {start} to {stop} of an upload, the answer says that {received} are there"
             )
-        self._uploads[url] = upload.with_more(data[: received - start])
+        self._uploads[url] = name, _crc32c(data[: received - start], crc)
 
     def _check_resource(self, found: Any, url: str, params: Mapping[str, Any]) -> None:
         """Check that JSON is the service's, about the object that the address names."""
@@ -179,6 +158,19 @@ class _CheckedSession:
         text_of(found["rewriteToken"])
         self._copies[url] = copied
         return None
+
+
+def _crc32c(data: bytes, before: int = 0) -> int:
+    return crc32c_of(data, before) if has_crc32c() else 0  # in Python it takes longer than sending
+
+
+def _check_object(body: bytes, name: str, size: int, crc: int) -> None:
+    """Raise RetryableError unless an answer has the object's name, and the size and checksum of all bytes sent."""
+    found, expected = json.loads(body), base64.b64encode(crc.to_bytes(4, "big")).decode()
+    if not api.is_resource(found, "object", name) or str(found.get("size")) != str(size):
+        raise foreign("an upload was answered without the object's name and size")
+    if has_crc32c() and found.get("crc32c") != expected:
+        raise foreign(f"an upload was answered with the CRC32C {found.get('crc32c')} instead of {expected}")
 
 
 def _check_error(status: int, body: bytes) -> None:

@@ -1,9 +1,6 @@
 """Private keys and self-signed certificates for tests."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -11,14 +8,14 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
 
-def private_key() -> tuple[rsa.RSAPrivateKey, str]:
+def private_key():
     """Return a new key, and its PEM."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     form = serialization.PrivateFormat.PKCS8
     return key, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()).decode()
 
 
-def certify(path: Path, *hosts: str) -> None:
+def certify(path, *hosts):
     """Write key and self-signed certificate of a server with these names."""
     key, pem = private_key()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])

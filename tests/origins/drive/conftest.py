@@ -1,12 +1,7 @@
 """Fixtures: a simulated Drive, an empty folder for each test, and origins that read it."""
 
-from __future__ import annotations
-
 import asyncio
-import dataclasses
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -19,24 +14,23 @@ from tests.sim.discovery import problems_of_request
 
 # A busy machine may seem to hang, and must not cause a second request.
 PATIENT = RetryPolicy(base_s=0.001, cap_s=0.001, media_s=3600.0, metadata_s=3600.0)
-QUICK = dataclasses.replace(PATIENT, stall_s=0.3)  # for requests that do hang
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def pem() -> str:
+def pem():
     """The private key of a service account."""
     return private_key()[1]
 
 
 @pytest.fixture(scope="module")
-def shared_server() -> Iterator[DriveServer]:
+def shared_server():
     with DriveServer("off") as server:
         yield server
 
 
 @pytest.fixture
-def server(shared_server: DriveServer) -> Iterator[DriveServer]:
+def server(shared_server):
     shared_server.reset()
     yield shared_server
     asked = shared_server.requests
@@ -48,7 +42,7 @@ def server(shared_server: DriveServer) -> Iterator[DriveServer]:
 
 
 @pytest.fixture
-def folder(server: DriveServer) -> str:
+def folder(server):
     """The name of an empty folder in My Drive."""
     name = f"folder-{next(_numbers)}"
     server.folder(name)
@@ -56,13 +50,13 @@ def folder(server: DriveServer) -> str:
 
 
 @pytest.fixture
-def root(folder: str) -> str:
+def root(folder):
     """The path of that folder for an origin."""
     return f"My Drive/{folder}"
 
 
 @pytest.fixture
-def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def nobody(monkeypatch, tmp_path):
     """A machine where nobody has signed in."""
     for name in ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(name, "" if name.startswith("GOOGLE") else str(tmp_path / "home"))
@@ -70,16 +64,11 @@ def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
 
 
 @pytest.fixture
-async def make(server: DriveServer) -> AsyncIterator[Callable[..., DriveOrigin]]:
+async def make(server):
     """A function that creates origins; they are closed at the end."""
-    made: list[DriveOrigin] = []
+    made = []
 
-    def make_origin(
-        policy: RetryPolicy = PATIENT,
-        concurrency: int = 16,
-        meter: Any = None,
-        **options: Any,
-    ) -> Any:
+    def make_origin(policy=PATIENT, concurrency=16, meter=None, **options):
         origin = DriveOrigin(
             {"token": "anon", "endpoint_url": server.endpoint_url, **options},
             identity="drive",
@@ -99,5 +88,5 @@ async def make(server: DriveServer) -> AsyncIterator[Callable[..., DriveOrigin]]
 
 
 @pytest.fixture
-async def origin(make: Callable[..., DriveOrigin]) -> DriveOrigin:
+async def origin(make):
     return make()

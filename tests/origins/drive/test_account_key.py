@@ -1,12 +1,9 @@
 """The account in cache keys: one account shares its cache, two never do."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import google.oauth2.credentials
@@ -16,23 +13,22 @@ from pydrive2.auth import GoogleAuth
 from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive import options
 from cachedfs.origins.registry import identity_of
-from cachedfs.sim import DriveServer
 
 
 @pytest.fixture(autouse=True)
-def nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_known(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
     monkeypatch.setattr(options, "_keys", {})
 
 
-def of(server: DriveServer | None = None, *, may_ask: bool = True, **options: Any) -> str:
+def of(server=None, *, may_ask=True, **options):
     endpoint = {} if server is None else {"endpoint_url": server.endpoint_url}
     return identity_of("drive", {**endpoint, **options}, may_ask=may_ask).rpartition("|")[2]
 
 
-def test_other_credentials_are_asked_for_their_account_once(server: DriveServer) -> None:
+def test_other_credentials_are_asked_for_their_account_once(server):
     for token, user in (("TOKEN-1", "alice"), ("TOKEN-2", "alice"), ("TOKEN-3", "bob")):
         server.account(token, user)
     server.reset()
@@ -47,7 +43,7 @@ def test_other_credentials_are_asked_for_their_account_once(server: DriveServer)
     assert "TOKEN" not in Path(options._key_file()).read_text() + first
 
 
-def test_the_account_is_remembered_also_without_a_home(server: DriveServer, no_home: Path) -> None:
+def test_the_account_is_remembered_also_without_a_home(server, no_home):
     server.account("TOKEN-1", "alice")
     first = of(server, token="TOKEN-1")
     options._keys.clear()  # as in another process
@@ -56,7 +52,7 @@ def test_the_account_is_remembered_also_without_a_home(server: DriveServer, no_h
     assert [each.name for each in private.iterdir()] == ["drive-accounts.json"]
 
 
-def test_default_credentials_of_an_unknown_kind_have_a_key_of_their_own(tmp_path: Path) -> None:
+def test_default_credentials_of_an_unknown_kind_have_a_key_of_their_own(tmp_path):
     path = tmp_path / "gcloud" / "application_default_credentials.json"
     path.parent.mkdir()
     keys = [of(may_ask=False)]
@@ -78,11 +74,11 @@ def test_default_credentials_of_an_unknown_kind_have_a_key_of_their_own(tmp_path
         {"account": "me", "token": "TOKEN-1"},
     ],
 )
-def test_credentials_that_are_not_there_have_no_account(options: dict[str, Any]) -> None:
+def test_credentials_that_are_not_there_have_no_account(options):
     assert of(**options) == "none"
 
 
-def test_without_an_answer_each_credential_has_its_own_cache(server: DriveServer) -> None:
+def test_without_an_answer_each_credential_has_its_own_cache(server):
     server.require_token("another")
     refused = of(server, token="TOKEN-1")
     assert refused != of(server, token="TOKEN-2")
@@ -94,13 +90,11 @@ def test_without_an_answer_each_credential_has_its_own_cache(server: DriveServer
 class Hidden(google.oauth2.credentials.Credentials):
     """Credentials that have no token before they are refreshed, and nothing else that tells the account."""
 
-    def refresh(self, request: Any) -> None:
+    def refresh(self, request):
         self.token = "TOKEN-1"
 
 
-def test_credentials_that_show_nothing_are_asked_for_their_account(
-    server: DriveServer, own_cache: Any, folder: str, root: str
-) -> None:
+def test_credentials_that_show_nothing_are_asked_for_their_account(server, own_cache, folder, root):
     server.account("TOKEN-1", "alice")
     server.put(f"{folder}/a", b"of alice")
     drive = {"credentials": Hidden(None), "endpoint_url": server.endpoint_url}
@@ -111,9 +105,7 @@ def test_credentials_that_show_nothing_are_asked_for_their_account(
     assert first != second
 
 
-def test_a_late_sign_in_has_the_cache_of_its_account_at_once(
-    server: DriveServer, own_cache: Any, folder: str, root: str
-) -> None:
+def test_a_late_sign_in_has_the_cache_of_its_account_at_once(server, own_cache, folder, root):
     server.account("TOKEN-1", "alice")
     server.put(f"{folder}/a", b"of alice")
     gauth = GoogleAuth(settings=dict(GoogleAuth.DEFAULT_SETTINGS))
@@ -127,14 +119,14 @@ def test_a_late_sign_in_has_the_cache_of_its_account_at_once(
 
 
 async def test_the_account_is_asked_for_once_and_not_in_the_event_loop(
-    server: DriveServer, own_cache: Any, folder: str, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    server, own_cache, folder, root, monkeypatch
+):
     server.account("TOKEN-1", "alice")
     server.put(f"{folder}/a", b"of alice")
     asked, runs = options._asked, threading.Event()
-    users: list[str | None] = []
+    users = []
 
-    def ask(options: Any) -> str | None:
+    def ask(options):
         users.append(asked(options) if runs.wait(60) else None)
         return users[-1]
 
@@ -149,9 +141,7 @@ async def test_the_account_is_asked_for_once_and_not_in_the_event_loop(
     assert fs._objects.identity.endswith("|user-alice")
 
 
-def test_a_sign_in_that_changes_under_a_program_is_refused(
-    server: DriveServer, own_cache: Any, folder: str, root: str, tmp_path: Path
-) -> None:
+def test_a_sign_in_that_changes_under_a_program_is_refused(server, own_cache, folder, root, tmp_path):
     path, server_key = (
         tmp_path / "token.json",
         {"type": "authorized_user", "client_id": "c", "client_secret": "s"},
@@ -165,10 +155,8 @@ def test_a_sign_in_that_changes_under_a_program_is_refused(
         fs.cat_file(f"{root}/a")
 
 
-def test_the_cache_of_one_account_is_not_served_to_another(
-    server: DriveServer, own_cache: Any, folder: str, root: str
-) -> None:
-    def fs(token: str) -> Any:
+def test_the_cache_of_one_account_is_not_served_to_another(server, own_cache, folder, root):
+    def fs(token):
         drive = {"token": token, "endpoint_url": server.endpoint_url}
         return fsspec.filesystem("cachedfs", target_protocol="drive", max_age="immutable", drive=drive)
 

@@ -1,12 +1,8 @@
 """Saved sign-ins: their files, the default one, and what `drive://` does with them."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -16,10 +12,9 @@ from cachedfs.origins.drive import accounts
 from cachedfs.origins.drive.auth import headers_now, sign_in
 from cachedfs.origins.registry import identity_of
 from cachedfs.origins.retry import RetryPolicy
-from cachedfs.sim import DriveServer
 
 
-def user(**more: Any) -> dict[str, Any]:
+def user(**more):
     info = {
         "type": "authorized_user",
         "client_id": "c",
@@ -29,20 +24,20 @@ def user(**more: Any) -> dict[str, Any]:
     return {**info, "token_uri": "http://127.0.0.1:9/token", "account": "me@example.com", **more}
 
 
-def mode(path: Path) -> int:
+def mode(path):
     return stat.S_IMODE(os.stat(path).st_mode)
 
 
-def key(**options: Any) -> str:
+def key(**options):
     return identity_of("drive", options, may_ask=False)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     return tmp_path / "config" / "cachedfs" / "drive"
 
 
-def test_only_the_owner_may_read_a_saved_account(folder: Path) -> None:
+def test_only_the_owner_may_read_a_saved_account(folder):
     path = accounts.save("me@example.com", user())
     assert path == folder / "me@example.com.json"
     assert (mode(path), mode(folder)) == (0o600, 0o700)
@@ -52,7 +47,7 @@ def test_only_the_owner_may_read_a_saved_account(folder: Path) -> None:
     assert sorted(os.listdir(folder)) == ["default", "me@example.com.json"]
 
 
-def test_a_failed_write_leaves_the_older_file_and_nothing_else(folder: Path) -> None:
+def test_a_failed_write_leaves_the_older_file_and_nothing_else(folder):
     accounts.save("a", user())
     with mock.patch.object(os, "replace", side_effect=OSError("full")), pytest.raises(OSError, match="full"):
         accounts.save("a", user(refresh_token="REFRESH-2"))
@@ -61,7 +56,7 @@ def test_a_failed_write_leaves_the_older_file_and_nothing_else(folder: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["", "../a", "a/b", "a\\b", ".a", "-a", "a\nb", "C:a", "x" * 101])
-def test_a_name_must_be_plain(name: str) -> None:
+def test_a_name_must_be_plain(name):
     for use in (accounts.path_of, accounts.load, accounts.set_default, accounts.remove):
         with pytest.raises(ValueError, match="account '"):
             use(name)
@@ -69,7 +64,7 @@ def test_a_name_must_be_plain(name: str) -> None:
         accounts.save(name, user())
 
 
-def test_the_first_account_is_the_default_until_another_is_chosen() -> None:
+def test_the_first_account_is_the_default_until_another_is_chosen():
     assert (accounts.names(), accounts.default_name()) == ([], None)
     for name in ("b", "a"):
         accounts.save(name, user())
@@ -84,7 +79,7 @@ def test_the_first_account_is_the_default_until_another_is_chosen() -> None:
     assert accounts.default_name() == "c"
 
 
-def test_a_process_keeps_its_default_account(folder: Path) -> None:
+def test_a_process_keeps_its_default_account(folder):
     for name in ("a", "b"):
         accounts.save(name, user(account=f"{name}@example.com"))
     before = key()
@@ -95,14 +90,14 @@ def test_a_process_keeps_its_default_account(folder: Path) -> None:
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", '{"type": "x"}', '{"type": []}', json.dumps(user(refresh_token=""))]
 )
-def test_a_damaged_file_is_named_and_not_quoted(content: str) -> None:
+def test_a_damaged_file_is_named_and_not_quoted(content):
     accounts.save("a", user()).write_text(content)
     with pytest.raises(AccessDenied, match=r"a\.json is damaged: .*login drive --account a") as caught:
         accounts.load("a")
     assert "SECRET" not in f"{caught.value!r} {caught.value.__cause__}"
 
 
-def test_a_missing_account_names_the_saved_ones() -> None:
+def test_a_missing_account_names_the_saved_ones():
     with pytest.raises(AccessDenied, match=r"no account 'x' is saved \(none is saved\): .*--account x"):
         accounts.load("x")
     accounts.save("a", user())
@@ -110,7 +105,7 @@ def test_a_missing_account_names_the_saved_ones() -> None:
         accounts.set_default("x")
 
 
-def test_without_options_the_default_account_signs_in() -> None:
+def test_without_options_the_default_account_signs_in():
     accounts.save("a", user(token="TOKEN", expiry="2999-01-01T00:00:00Z", scopes=["s"]))
     found = sign_in({})
     assert (found.name, found.credentials.token, found.credentials.scopes) == ("account a", "TOKEN", ["s"])
@@ -121,7 +116,7 @@ def test_without_options_the_default_account_signs_in() -> None:
         sign_in({"account": "a", "token": "anon"})
 
 
-def test_a_sign_in_of_somebody_else_is_neither_used_nor_overwritten(server: DriveServer) -> None:
+def test_a_sign_in_of_somebody_else_is_neither_used_nor_overwritten(server):
     client = server.client_json()["installed"]
     accounts.save("a", user(account="one@example.com", refresh_token="RT-1", **client))
     running = sign_in({})
@@ -137,7 +132,7 @@ def test_a_sign_in_of_somebody_else_is_neither_used_nor_overwritten(server: Driv
     assert running.credentials.refresh_token == "RT-3"
 
 
-def test_a_renewed_token_is_saved_for_other_processes(server: DriveServer) -> None:
+def test_a_renewed_token_is_saved_for_other_processes(server):
     client = server.client_json()["installed"]
     names = ("client_id", "client_secret", "token_uri")
     path = accounts.save("a", user(**{name: client[name] for name in names}))
@@ -147,7 +142,7 @@ def test_a_renewed_token_is_saved_for_other_processes(server: DriveServer) -> No
     assert (mode(path), accounts.load("a")["account"]) == (0o600, "me@example.com")
 
 
-def test_a_service_account_signs_for_its_scope(pem: str) -> None:
+def test_a_service_account_signs_for_its_scope(pem):
     info = {
         "type": "service_account",
         "client_email": "robot@p.example",
@@ -161,7 +156,7 @@ def test_a_service_account_signs_for_its_scope(pem: str) -> None:
     assert sign_in({"account": "full"}).name == "service account robot@p.example"
 
 
-def test_two_accounts_never_share_a_cache() -> None:
+def test_two_accounts_never_share_a_cache():
     for name, address in (("a", "a@example.com"), ("b", "b@example.com"), ("a2", "a@example.com")):
         accounts.save(name, user(account=address))
     assert key() == key(account="a") == key(account="a2")
@@ -171,7 +166,7 @@ def test_two_accounts_never_share_a_cache() -> None:
     assert key() == key(account="missing")  # none is chosen: nothing is read before one is
 
 
-def test_a_user_without_a_home_has_no_account_and_can_save_none(no_home: Path) -> None:
+def test_a_user_without_a_home_has_no_account_and_can_save_none(no_home):
     assert (accounts.names(), accounts.default_name()) == ([], None)
     for use in (accounts.path_of, accounts.load, accounts.remove, lambda name: accounts.save(name, user())):
         with pytest.raises(AccessDenied, match="set HOME or XDG_CONFIG_HOME"):

@@ -12,9 +12,7 @@ import pathlib
 import threading
 import types
 import urllib.parse
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import google.auth
 import google.auth._exponential_backoff
@@ -33,7 +31,7 @@ from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive import accounts, auth
 from cachedfs.origins.drive import options as drive_options
 from cachedfs.origins.drive.auth import DriveAuth, sign_in
-from cachedfs.origins.drive.credentials import SIGN_IN, SignIn
+from cachedfs.origins.drive.credentials import SIGN_IN
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.retry import RetryableError
 from tests.origins.drive.conftest import PATIENT
@@ -45,22 +43,22 @@ SECRETS = ("SECRET", "REFRESH", "TOKEN-", "PRIVATE KEY")
 CLIENT = "client-1.apps.googleusercontent.com"
 
 
-def signed_in(**options: Any) -> SignIn:
+def signed_in(**options):
     return sign_in(options)
 
 
-def has_no_secret(text: str) -> bool:
+def has_no_secret(text):
     return not any(secret in text for secret in SECRETS)
 
 
 @contextlib.contextmanager
-def refused(kind: type[Exception], *words: str) -> Iterator[None]:
+def refused(kind, *words):
     """Expect an error that contains the words, and no secret, in it or in its printed causes."""
     with pytest.raises(kind) as caught:
         yield
     for word in words:
         assert word in str(caught.value)
-    error: BaseException | None = caught.value
+    error = caught.value
     while error is not None:
         assert has_no_secret(f"{error} {error!r}")
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -71,16 +69,16 @@ class Google(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.token_uri = f"http://127.0.0.1:{self.server_port}/token"
         self.lock = threading.Lock()
-        self.grants: list[dict[str, str]] = []
+        self.grants = []
         self.n_tokens = 0
-        self.refusal: tuple[int, dict[str, str]] | None = None
+        self.refusal = None
         self.expires_in = 3600
 
-    def answer(self, body: bytes) -> tuple[int, dict[str, Any]]:
+    def answer(self, body):
         with self.lock:
             self.grants.append(dict(urllib.parse.parse_qsl(body.decode())))
             if self.refusal is not None:
@@ -93,16 +91,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Google
 
-    def log_message(self, *_: Any) -> None: ...
+    def log_message(self, *_): ...
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         status, value = self.server.answer(self.rfile.read(int(self.headers["content-length"])))
         body = json.dumps(value).encode()
         self.wfile.write(f"HTTP/1.1 {status} x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
 
 
 @pytest.fixture
-def google_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
+def google_server(monkeypatch):
     with Google() as server:
         # For an authorized user, google-auth always asks its own endpoint.
         monkeypatch.setattr(google.oauth2.credentials, "_GOOGLE_OAUTH2_TOKEN_ENDPOINT", server.token_uri)
@@ -114,14 +112,14 @@ def google_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
 
 
 @pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_waiting(monkeypatch):
     """google-auth waits between its tries."""
     at_once = types.SimpleNamespace(sleep=lambda seconds: None)
     monkeypatch.setattr(google.auth._exponential_backoff, "time", at_once)
 
 
 @pytest.fixture(autouse=True)
-def at_home(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def at_home(tmp_path, monkeypatch):
     """Remove the credentials, caches and proxies of the machine that runs the tests."""
     for name in ("GOOGLE_APPLICATION_CREDENTIALS", "https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -132,7 +130,7 @@ def at_home(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def key(pem: str, google_server: Google) -> dict[str, str]:
+def key(pem, google_server):
     return {
         "type": "service_account",
         "project_id": "p",
@@ -144,11 +142,11 @@ def key(pem: str, google_server: Google) -> dict[str, str]:
     }
 
 
-def ago(seconds: float) -> datetime:
+def ago(seconds):
     return datetime.now(UTC).replace(tzinfo=None, microsecond=0) - timedelta(seconds=seconds)
 
 
-def saved_json(server: Google, *, expired_s: float = 60.0) -> str:
+def saved_json(server, *, expired_s=60.0):
     """Return what PyDrive2 saves after a sign-in in the browser."""
     return OAuth2Credentials(
         "TOKEN-old",
@@ -162,7 +160,7 @@ def saved_json(server: Google, *, expired_s: float = 60.0) -> str:
     ).to_json()
 
 
-def authorized_user(server: Google, **more: Any) -> dict[str, Any]:
+def authorized_user(server, **more):
     return {
         "type": "authorized_user",
         "client_id": CLIENT,
@@ -173,7 +171,7 @@ def authorized_user(server: Google, **more: Any) -> dict[str, Any]:
     }
 
 
-def user_credentials(server: Google, *, expired_s: float = 60.0) -> google.oauth2.credentials.Credentials:
+def user_credentials(server, *, expired_s=60.0):
     return google.oauth2.credentials.Credentials(
         "TOKEN-old",
         refresh_token="REFRESH",
@@ -184,11 +182,11 @@ def user_credentials(server: Google, *, expired_s: float = 60.0) -> google.oauth
     )
 
 
-async def sent_by(found: SignIn) -> dict[str, str]:
+async def sent_by(found):
     return await DriveAuth(found, PATIENT).headers()
 
 
-def saved_file(home: Any, text: str, profile: str = "default") -> Any:
+def saved_file(home, text, profile="default"):
     path = home / "cache" / "pydrive2fs" / CLIENT / f"{profile}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -198,20 +196,20 @@ def saved_file(home: Any, text: str, profile: str = "default") -> Any:
 class Forms:
     """All forms of each kind of credentials."""
 
-    def __init__(self, server: Google, key: dict[str, str], home: Any) -> None:
+    def __init__(self, server, key, home):
         self.server, self.key, self.home = server, key, home
 
-    def file(self, content: Any, name: str = "file.json") -> str:
+    def file(self, content, name="file.json"):
         text = content if isinstance(content, str) else json.dumps(content)
         (self.home / name).write_text(text)
         return str(self.home / name)
 
-    def gauth(self, credentials: Any, **settings: Any) -> GoogleAuth:
+    def gauth(self, credentials, **settings):
         made = GoogleAuth(settings={**GoogleAuth.DEFAULT_SETTINGS, **settings})
         made.credentials = credentials
         return made
 
-    def service_account(self) -> Iterator[dict[str, Any]]:
+    def service_account(self):
         key, path = self.key, self.file(self.key)
         yield from ({"token": key}, {"token": json.dumps(key, indent=1) + "\n"}, {"token": path})
         yield from ({"token": pathlib.Path(path)}, {"token": "~/file.json"})
@@ -226,7 +224,7 @@ class Forms:
         accounts.save("robot", key)
         yield from ({"account": "robot"}, {})
 
-    def delegation(self) -> Iterator[dict[str, Any]]:
+    def delegation(self):
         user = {"client_user_email": "ann@example.org"}
         yield from ({"token": self.key, **user}, {"token": self.file(self.key), **user})
         yield {"client_json": self.key, "use_service_account": True, **user}
@@ -237,7 +235,7 @@ class Forms:
         accounts.save("robot", self.key)
         yield from ({"account": "robot", **user}, user)
 
-    def user(self) -> Iterator[dict[str, Any]]:
+    def user(self):
         info = authorized_user(self.server)
         yield from ({"token": info}, {"token": json.dumps(info)}, {"token": self.file(info)})
         # The `token.json` of Google's examples, which does not state its type.
@@ -246,7 +244,7 @@ class Forms:
         yield from ({"token": self.file(saved, "token.json")}, {"client_json": saved})
         yield {"client_json_file_path": str(self.home / "token.json")}
 
-    def user_object(self) -> Iterator[dict[str, Any]]:
+    def user_object(self):
         live = user_credentials(self.server)
         yield from ({"credentials": live}, {"google_auth": self.gauth(live)})
         old = OAuth2Credentials.from_json(saved_json(self.server))
@@ -257,7 +255,7 @@ class Forms:
         lines = (f"{name}: {value}\n" for name, value in {"save_credentials": True, **backend}.items())
         yield {"google_auth": pathlib.Path(self.file("".join(lines), "settings.yaml"))}
 
-    def saved_by_pydrive2(self) -> Iterator[dict[str, Any]]:
+    def saved_by_pydrive2(self):
         text = saved_json(self.server)
         saved_file(self.home, text, "work")
         saved_file(self.home, text)
@@ -270,18 +268,18 @@ class Forms:
         yield from ({"client_json_file_path": path}, {"client_json_file_path": path, "client_id": CLIENT})
         yield from ({"token": path}, {"token": text})
 
-    def account(self) -> Iterator[dict[str, Any]]:
+    def account(self):
         accounts.save("me", authorized_user(self.server, account="me@example.org"))
         yield from ({}, {"account": "me"}, {"account": "me", "token": None, "client_id": ""})
 
-    def default(self) -> Iterator[dict[str, Any]]:
+    def default(self):
         os.environ["GOOGLE_APPLICATION_CREDENTIALS"] = self.file(self.key)
         yield from ({}, {"token": "google_default"}, {"token": " google_default "})
 
-    def access_token(self) -> Iterator[dict[str, Any]]:
+    def access_token(self):
         yield from ({"token": "TOKEN-x/y"}, {"token": " TOKEN-x/y\n"})
 
-    def anonymous(self) -> Iterator[dict[str, Any]]:
+    def anonymous(self):
         yield from ({"token": "anon"}, {"credentials": google.auth.credentials.AnonymousCredentials()})
 
 
@@ -305,9 +303,9 @@ SERVICE = google.oauth2.service_account.Credentials
     ],
 )
 def test_each_form_names_credentials_and_an_account(
-    google_server: Google, key: dict[str, str], tmp_path: Any, form: str, kind: type, name: str, owner: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    google_server, key, tmp_path, form, kind, name, owner,
+    monkeypatch,
+):  # fmt: skip
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "")
     for options in getattr(Forms(google_server, key, tmp_path), form)():
         found = signed_in(**options)
@@ -322,9 +320,7 @@ def test_each_form_names_credentials_and_an_account(
 
 
 class TestServiceAccount:
-    async def test_the_key_requests_the_drive_scope_and_the_delegated_user(
-        self, key: dict[str, str], google_server: Google
-    ) -> None:
+    async def test_the_key_requests_the_drive_scope_and_the_delegated_user(self, key, google_server):
         gauth = signed_in(use_service_account=True, client_json=key, client_user_email="ann@example.org")
         assert gauth.name.endswith("for ann@example.org")
         await sent_by(gauth)
@@ -335,8 +331,8 @@ class TestServiceAccount:
 
 class TestSavedSignIn:
     async def test_credentials_saved_by_pydrive2_are_found_renewed_and_saved_again(
-        self, google_server: Google, tmp_path: Any
-    ) -> None:
+        self, google_server, tmp_path
+    ):
         path = saved_file(tmp_path, saved_json(google_server))
         gauth = signed_in(client_id=CLIENT, client_secret="SECRET")
         assert CLIENT in gauth.name
@@ -351,9 +347,7 @@ class TestSavedSignIn:
         assert await sent_by(signed_in(client_id=CLIENT)) == {"authorization": "Bearer TOKEN-1"}
         assert len(google_server.grants) == 1
 
-    def test_the_folder_of_saved_credentials_is_that_of_pydrive2(
-        self, google_server: Google, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_folder_of_saved_credentials_is_that_of_pydrive2(self, google_server, tmp_path, monkeypatch):
         spec = pytest.importorskip("pydrive2.fs.spec")
         saved_file(tmp_path, saved_json(google_server, expired_s=-3000), "work")
         monkeypatch.setenv("GDRIVE_NON_INTERACTIVE", "1")  # no browser: it finds them, or fails
@@ -362,9 +356,7 @@ class TestSavedSignIn:
         ours = signed_in(client_id=CLIENT, client_secret="SECRET", profile="work")
         assert "work.json" in ours.name
 
-    async def test_a_token_renewed_by_another_process_is_used(
-        self, google_server: Google, tmp_path: Any
-    ) -> None:
+    async def test_a_token_renewed_by_another_process_is_used(self, google_server, tmp_path):
         path = saved_file(tmp_path, saved_json(google_server))
         gauth = signed_in(client_id=CLIENT)
         newer = json.loads(saved_json(google_server, expired_s=-3000))
@@ -372,12 +364,10 @@ class TestSavedSignIn:
         assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-theirs"}
         assert google_server.grants == []
 
-    async def test_a_credentials_folder_may_be_read_only(
-        self, google_server: Google, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
-    ) -> None:
+    async def test_a_credentials_folder_may_be_read_only(self, google_server, tmp_path, monkeypatch, caplog):
         saved_file(tmp_path, saved_json(google_server))
 
-        def full(*_: Any, **__: Any) -> None:
+        def full(*_, **__):
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(auth, "write_private", full)
@@ -385,16 +375,14 @@ class TestSavedSignIn:
         assert "cannot be saved" in caplog.text
         assert has_no_secret(caplog.text)
 
-    def test_without_saved_credentials_the_error_says_how_to_sign_in(self, tmp_path: Any) -> None:
+    def test_without_saved_credentials_the_error_says_how_to_sign_in(self, tmp_path):
         words = ("GDriveFileSystem('root'", CLIENT, "browser", str(tmp_path))
         with refused(AccessDenied, *words):
             signed_in(client_id=CLIENT, client_secret="SECRET")
         with refused(AccessDenied, "GDriveFileSystem", "other.json"):
             signed_in(client_json_file_path=str(tmp_path / "other.json"))
 
-    async def test_a_revoked_sign_in_is_access_denied_and_says_what_to_do(
-        self, google_server: Google, tmp_path: Any
-    ) -> None:
+    async def test_a_revoked_sign_in_is_access_denied_and_says_what_to_do(self, google_server, tmp_path):
         path = saved_file(tmp_path, saved_json(google_server))
         google_server.refusal = (
             400,
@@ -407,9 +395,7 @@ class TestSavedSignIn:
         google_server.refusal = None
         assert await sent_by(signed_in(client_id=CLIENT)) == {"authorization": "Bearer TOKEN-1"}
 
-    async def test_a_refusal_is_shared_by_all_that_wait_for_it(
-        self, google_server: Google, tmp_path: Any
-    ) -> None:
+    async def test_a_refusal_is_shared_by_all_that_wait_for_it(self, google_server, tmp_path):
         saved_file(tmp_path, saved_json(google_server))
         google_server.refusal = (400, {"error": "invalid_grant"})
         made = DriveAuth(signed_in(client_id=CLIENT), PATIENT)
@@ -417,7 +403,7 @@ class TestSavedSignIn:
         assert [type(each).__name__ for each in waiting] == ["SignInRefused"] * 8
         assert len(google_server.grants) == 1
 
-    async def test_a_failing_token_endpoint_is_retried(self, google_server: Google, tmp_path: Any) -> None:
+    async def test_a_failing_token_endpoint_is_retried(self, google_server, tmp_path):
         saved_file(tmp_path, saved_json(google_server))
         google_server.refusal = (503, {"error": "backend"})
         gauth = signed_in(client_id=CLIENT)
@@ -428,20 +414,18 @@ class TestSavedSignIn:
 
 
 class TestGoogleAuthCredentials:
-    async def test_the_quota_project_is_sent(self, google_server: Google) -> None:
+    async def test_the_quota_project_is_sent(self, google_server):
         credentials = user_credentials(google_server).with_quota_project("payer")
         credentials.expiry = ago(60)  # google-auth drops it in the copy
         headers = await sent_by(signed_in(credentials=credentials))
         assert headers == {"authorization": "Bearer TOKEN-1", "x-goog-user-project": "payer"}
 
     @pytest.mark.parametrize("options", [{}, {"token": "google_default"}, {"token": "", "client_id": None}])
-    async def test_a_colab_sign_in_lasts_longer_than_its_token(
-        self, google_server: Google, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-    ) -> None:
+    async def test_a_colab_sign_in_lasts_longer_than_its_token(self, google_server, monkeypatch, options):
         """`authenticate_user` of google.colab sets what `google.auth.default` returns."""
         credentials = user_credentials(google_server, expired_s=-3000)
 
-        def default(scopes: list[str]) -> Any:
+        def default(scopes):
             assert scopes == ["https://www.googleapis.com/auth/drive"]
             return credentials, None
 
@@ -452,7 +436,7 @@ class TestGoogleAuthCredentials:
         credentials.expiry = ago(1)  # an hour later
         assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
 
-    async def test_without_any_credentials_the_error_names_three_solutions(self) -> None:
+    async def test_without_any_credentials_the_error_names_three_solutions(self):
         found = signed_in()
         assert (found.is_missing, await sent_by(found)) == (True, {})
         for words in (
@@ -470,21 +454,17 @@ class TestGoogleAuthCredentials:
             (google.oauth2.credentials.Credentials("t"), "gcloud auth application-default login"),
         ],
     )
-    def test_default_credentials_without_the_scope_say_how_to_get_it(
-        self, monkeypatch: pytest.MonkeyPatch, credentials: Any, says: str
-    ) -> None:
+    def test_default_credentials_without_the_scope_say_how_to_get_it(self, monkeypatch, credentials, says):
         monkeypatch.setattr(google.auth, "default", lambda scopes: (credentials, None))
         assert says in signed_in(token="google_default").for_scope
 
-    async def test_a_wrong_clock_is_named_and_no_new_key_is_asked_for(
-        self, google_server: Google, key: dict[str, Any]
-    ) -> None:
+    async def test_a_wrong_clock_is_named_and_no_new_key_is_asked_for(self, google_server, key):
         said = "Invalid JWT: Token must be a short-lived token (60 minutes) and in a reasonable timeframe."
         google_server.refusal = (400, {"error": "invalid_grant", "error_description": said})
         with refused(AccessDenied, "short-lived token", "the clock of this machine is wrong"):
             await sent_by(signed_in(token=key))
 
-    async def test_revoked_credentials_are_access_denied(self, google_server: Google) -> None:
+    async def test_revoked_credentials_are_access_denied(self, google_server):
         google_server.refusal = (400, {"error": "invalid_grant", "refresh_token": "REFRESH"})
         with refused(AccessDenied, "invalid_grant", "sign in again", "cachedfs login drive"):
             await sent_by(signed_in(token=authorized_user(google_server)))
@@ -502,14 +482,12 @@ class TestToken:
             ),
         ],
     )
-    async def test_what_is_sent_and_cannot_be_renewed(
-        self, options: dict[str, Any], headers: dict[str, str]
-    ) -> None:
+    async def test_what_is_sent_and_cannot_be_renewed(self, options, headers):
         made = DriveAuth(signed_in(**options), PATIENT)
         assert await made.headers() == headers
         assert not await made.renew(headers)
 
-    async def test_an_expired_token_that_cannot_be_renewed_is_access_denied(self) -> None:
+    async def test_an_expired_token_that_cannot_be_renewed_is_access_denied(self):
         credentials = google.oauth2.credentials.Credentials("TOKEN-old", expiry=ago(60))
         with refused(AccessDenied, "expired"):
             await sent_by(signed_in(credentials=credentials))
@@ -551,16 +529,16 @@ class TestOptions:
             ({"token": "/"}, ["cannot be read"]),
         ],
     )
-    def test_impossible_options_are_named(self, options: dict[str, Any], words: list[str]) -> None:
+    def test_impossible_options_are_named(self, options, words):
         with refused(ValueError, *words):
             signed_in(**options)
 
     @pytest.mark.parametrize("option", ["client_user_email", "use_service_account"])
-    def test_a_user_is_no_service_account(self, google_server: Google, option: str) -> None:
+    def test_a_user_is_no_service_account(self, google_server, option):
         with refused(ValueError, f"client_json, {option}: ", "the key of a service account"):
             signed_in(client_json=authorized_user(google_server), **{option: "ann@example.org"})
 
-    def test_options_of_pydrive2_are_options_here(self) -> None:
+    def test_options_of_pydrive2_are_options_here(self):
         spec = pytest.importorskip("pydrive2.fs.spec")
         code = spec.GDriveFileSystem.__init__.__code__
         theirs = set(code.co_varnames[1 : code.co_argcount]) - {"path", "trash_only", "acknowledge_abuse"}
@@ -568,12 +546,12 @@ class TestOptions:
 
 
 class TestExistingGoogleAuth:
-    def gauth(self, credentials: Any) -> GoogleAuth:
+    def gauth(self, credentials):
         made = GoogleAuth(settings=dict(GoogleAuth.DEFAULT_SETTINGS))
         made.credentials = credentials
         return made
 
-    async def test_an_existing_googleauth_is_used_and_not_changed(self, google_server: Google) -> None:
+    async def test_an_existing_googleauth_is_used_and_not_changed(self, google_server):
         credentials = OAuth2Credentials.from_json(saved_json(google_server))
         theirs = self.gauth(credentials)
         ours = signed_in(google_auth=theirs)
@@ -583,17 +561,17 @@ class TestExistingGoogleAuth:
         assert theirs.http_timeout is None
         assert credentials.access_token == "TOKEN-old"
 
-    def test_a_googleauth_that_is_not_signed_in_is_access_denied(self) -> None:
+    def test_a_googleauth_that_is_not_signed_in_is_access_denied(self):
         with refused(AccessDenied, "LocalWebserverAuth()"):
             signed_in(google_auth=self.gauth(None))
 
 
 class TestRenewal:
-    async def test_a_token_that_expires_soon_is_renewed_before_use(self, google_server: Google) -> None:
+    async def test_a_token_that_expires_soon_is_renewed_before_use(self, google_server):
         gauth = signed_in(credentials=user_credentials(google_server, expired_s=-200))
         assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
 
-    async def test_an_expiring_token_is_used_if_it_cannot_be_renewed_yet(self, google_server: Google) -> None:
+    async def test_an_expiring_token_is_used_if_it_cannot_be_renewed_yet(self, google_server):
         google_server.refusal = (500, {"error": "backend"})
         credentials = user_credentials(google_server, expired_s=-200)
         made = DriveAuth(signed_in(credentials=credentials), PATIENT)
@@ -604,7 +582,7 @@ class TestRenewal:
         credentials.expiry = ago(1)
         assert await made.headers() == {"authorization": "Bearer TOKEN-1"}
 
-    async def test_a_short_lived_token_is_not_renewed_for_every_request(self, google_server: Google) -> None:
+    async def test_a_short_lived_token_is_not_renewed_for_every_request(self, google_server):
         google_server.expires_in = 120
         made = DriveAuth(signed_in(credentials=user_credentials(google_server)), PATIENT)
         for _ in range(5):
@@ -612,10 +590,8 @@ class TestRenewal:
         assert len(google_server.grants) <= 2
 
     @pytest.mark.parametrize("kind", ["google-auth", "oauth2client"])
-    async def test_a_refused_token_is_renewed_once_for_all_callers(
-        self, google_server: Google, kind: str
-    ) -> None:
-        options: dict[str, Any] = (
+    async def test_a_refused_token_is_renewed_once_for_all_callers(self, google_server, kind):
+        options = (
             {"credentials": user_credentials(google_server, expired_s=-3000)}
             if kind == "google-auth"
             else {"client_json": saved_json(google_server, expired_s=-3000)}
@@ -627,7 +603,7 @@ class TestRenewal:
         assert await made.renew(stale)  # late: the token was replaced already
         assert len(google_server.grants) == 1
 
-    async def test_a_token_server_without_network_is_unreachable(self, google_server: Google) -> None:
+    async def test_a_token_server_without_network_is_unreachable(self, google_server):
         credentials = user_credentials(google_server)
         credentials._token_uri = "http://127.0.0.1:1/token"
         with pytest.raises(RetryableError) as caught:

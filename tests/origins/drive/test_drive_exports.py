@@ -1,12 +1,8 @@
 """Reads of Google documents: export to a requested type."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -14,12 +10,10 @@ from cachedfs.common.types import Range, Suffix
 from cachedfs.errors import AccessDenied, IsAFolder, NotDownloadable, ObjectNotFound, OriginUnavailable
 from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.origins.drive.options import DriveOptions
-from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.retry import RetryPolicy
-from cachedfs.sim import DriveServer, Fault
+from cachedfs.sim import Fault
 from tests.origins.contract import read
 
-MakeOrigin = Callable[..., DriveOrigin]
 BOM = b"\xef\xbb\xbf"  # Drive begins the plain text of a document with it
 SHEET = "application/vnd.google-apps.spreadsheet"
 FORM = "application/vnd.google-apps.form"
@@ -27,7 +21,7 @@ DOCX = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
 
 
 @pytest.fixture
-def fs(server: DriveServer) -> DriveFileSystem:
+def fs(server):
     return DriveFileSystem(
         token="anon",
         endpoint_url=server.endpoint_url,
@@ -36,7 +30,7 @@ def fs(server: DriveServer) -> DriveFileSystem:
     )
 
 
-def exported(server: DriveServer) -> list[str]:
+def exported(server):
     return [request.query["mimeType"] for request in server.requests if request.kind == "export"]
 
 
@@ -51,8 +45,8 @@ def exported(server: DriveServer) -> list[str]:
     ],
 )
 async def test_export_types_are_extensions_or_mime_types_for_all_kinds_or_one(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str, export: Any, mime: str
-) -> None:
+    make, server, folder, root, export, mime
+):
     server.document(f"{folder}/doc", "text")
     data, info, start, stop = await read(make(export=export), f"{root}/doc")
     assert (data, start, stop, info.size) == (b"text", 0, 4, 4)
@@ -71,23 +65,19 @@ async def test_export_types_are_extensions_or_mime_types_for_all_kinds_or_one(
         ('{"document": ', "export=.*dictionary.*str"),
     ],
 )
-def test_an_unknown_kind_or_type_is_an_error_of_the_constructor(export: Any, words: str) -> None:
+def test_an_unknown_kind_or_type_is_an_error_of_the_constructor(export, words):
     with pytest.raises(ValueError, match=words):
         DriveOptions.of({"export": export})
 
 
-async def test_a_kind_without_an_export_type_is_refused_with_the_solution(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_a_kind_without_an_export_type_is_refused_with_the_solution(make, server, folder, root):
     server.document(f"{folder}/sheet", "1,2", mime=SHEET)
     with pytest.raises(NotDownloadable, match=r"spreadsheet.*csv.*drive=\{'export': \{'spreadsheet'"):
         await read(make(export={"document": "docx"}), f"{root}/sheet")
     assert exported(server) == []
 
 
-async def test_an_unsupported_type_is_an_error_with_the_supported_ones(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_an_unsupported_type_is_an_error_with_the_supported_ones(make, server, folder, root):
     server.document(f"{folder}/doc", "text")
     with pytest.raises(ValueError, match=rf"drive://{root}/doc.*a document as text/csv.*docx.*not supported"):
         await read(make(export="csv"), f"{root}/doc")
@@ -96,9 +86,7 @@ async def test_an_unsupported_type_is_an_error_with_the_supported_ones(
         await read(make(export="csv"), f"{root}/form")
 
 
-async def test_a_document_above_10_mb_is_an_error(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_a_document_above_10_mb_is_an_error(make, server, folder, root):
     server.document(f"{folder}/doc", "x" * ((10 << 20) + 1))
     with pytest.raises(NotDownloadable, match=r"more than 10 MB.*its menu"):
         await read(make(export="pdf"), f"{root}/doc")
@@ -107,9 +95,7 @@ async def test_a_document_above_10_mb_is_an_error(
 @pytest.mark.parametrize(
     "want", [None, Range(0, 4), Range(3, 99), Range(50, 60), Range(2, 2), Suffix(3), Suffix(99)]
 )
-async def test_a_range_is_cut_from_one_whole_export(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str, want: Any
-) -> None:
+async def test_a_range_is_cut_from_one_whole_export(make, server, folder, root, want):
     server.document(f"{folder}/sheet", "0123456789", mime=SHEET)
     data, info, start, stop = await read(make(export="csv"), f"{root}/sheet", want)
     expected = b"0123456789"
@@ -123,17 +109,13 @@ async def test_a_range_is_cut_from_one_whole_export(
     assert "range" not in server.requests[-1].headers
 
 
-async def test_an_empty_document_is_no_bytes(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_an_empty_document_is_no_bytes(make, server, folder, root):
     server.document(f"{folder}/sheet", "", mime=SHEET)
     assert (await read(make(export="csv"), f"{root}/sheet"))[0] == b""
 
 
 @pytest.mark.parametrize("how", ["shortcut", "shared drive", "shared with me", "id", "resource key"])
-async def test_a_document_is_exported_from_every_kind_of_path(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str, how: str
-) -> None:
+async def test_a_document_is_exported_from_every_kind_of_path(make, server, folder, root, how):
     parent = server.share_drive("Docs of a team") if how == "shared drive" else "root"
     id = server.document(f"{folder}/doc", "text", parent=parent)
     path = f"{root}/doc"
@@ -152,9 +134,7 @@ async def test_a_document_is_exported_from_every_kind_of_path(
     assert (await read(make(export="txt"), path))[0] == BOM + b"text"
 
 
-async def test_cached_metadata_does_not_hide_the_newest_content(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_cached_metadata_does_not_hide_the_newest_content(make, server, folder, root):
     id = server.document(f"{folder}/sheet", "old", mime=SHEET)
     origin = make(export="csv")
     known = await origin.lookup(f"{root}/sheet")
@@ -179,18 +159,14 @@ async def test_cached_metadata_does_not_hide_the_newest_content(
     ],
     ids=["503", "429", "reset", "cut", "a page of the network"],
 )
-async def test_an_export_that_breaks_is_requested_again_from_its_start(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str, fault: Any
-) -> None:
+async def test_an_export_that_breaks_is_requested_again_from_its_start(make, server, folder, root, fault):
     server.document(f"{folder}/sheet", "0123456789", mime=SHEET)
     server.fail(Fault(kind="export", **fault))
     assert (await read(make(export="csv"), f"{root}/sheet"))[0] == b"0123456789"
     assert len(exported(server)) == 2
 
 
-async def test_a_slow_export_is_waited_for_and_requested_once(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_a_slow_export_is_waited_for_and_requested_once(make, server, folder, root):
     """Drive sends nothing before the conversion is done."""
     server.document(f"{folder}/sheet", "0123456789", mime=SHEET)
     known = await make().lookup(f"{root}/sheet")
@@ -200,9 +176,7 @@ async def test_a_slow_export_is_waited_for_and_requested_once(
     assert len(exported(server)) == 1
 
 
-async def test_an_export_without_an_answer_is_origin_unavailable(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_an_export_without_an_answer_is_origin_unavailable(make, server, folder, root):
     server.document(f"{folder}/sheet", "0123456789", mime=SHEET)
     known = await make().lookup(f"{root}/sheet")
     hasty = RetryPolicy(tries=2, base_s=0.001, cap_s=0.001, export_s=0.2)
@@ -211,17 +185,13 @@ async def test_an_export_without_an_answer_is_origin_unavailable(
         await read(make(hasty, export="csv"), f"{root}/sheet", None, known)
 
 
-async def test_a_document_whose_download_is_switched_off_is_access_denied(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_a_document_whose_download_is_switched_off_is_access_denied(make, server, folder, root):
     server.edit(server.document(f"{folder}/doc", "text"), capabilities={"canDownload": False})
     with pytest.raises(AccessDenied, match="switched off"):
         await read(make(export="pdf"), f"{root}/doc")
 
 
-async def test_the_option_does_not_affect_other_files(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_the_option_does_not_affect_other_files(make, server, folder, root):
     origin = make(export="pdf")
     server.put(f"{folder}/a.bin", b"bytes")
     assert (await read(origin, f"{root}/a.bin"))[0] == b"bytes"
@@ -234,9 +204,7 @@ async def test_the_option_does_not_affect_other_files(
 
 
 # As a filesystem
-def test_an_open_file_is_one_export_with_seek_and_lines(
-    fs: DriveFileSystem, server: DriveServer, folder: str, root: str, tmp_path: Any
-) -> None:
+def test_an_open_file_is_one_export_with_seek_and_lines(fs, server, folder, root, tmp_path):
     id = server.document(f"{folder}/sheet", "a,b\n1,2\n", mime=SHEET)
     path = f"{root}/sheet"
     assert fs.info(path)["size"] is None
@@ -255,7 +223,7 @@ def test_an_open_file_is_one_export_with_seek_and_lines(
     assert (tmp_path / "sheet.csv").read_bytes() == b"a,b\n1,2\n"
 
 
-def test_the_option_is_pickled(fs: DriveFileSystem) -> None:
+def test_the_option_is_pickled(fs):
     again = pickle.loads(pickle.dumps(fs))
     assert again.origin.account.options.exports == {"spreadsheet": "text/csv"}
     assert json.loads(fs.to_json(include_password=False))["export"] == {"spreadsheet": "csv"}

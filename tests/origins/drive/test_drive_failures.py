@@ -1,10 +1,7 @@
 """What the errors of Drive and of its sign-in say to do: one row for each answer of Google."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import Any
 
 import pytest
 
@@ -21,7 +18,7 @@ RATE = ("User Rate Limit Exceeded", "userRateLimitExceeded")
 ABUSE = ("This file has been identified as malware or spam.", "cannotDownloadAbusiveFile")
 
 
-def asked(text: str, reason: str, url: str = f"{FILES}/1", **request: Any) -> Exception:
+def asked(text, reason, url=f"{FILES}/1", **request):
     """Return what a 403 with this text and reason means."""
     sent = HTTPRequest(url=url, **{"params": {}, "subject": "drive://x", "doing": "doing it", **request})
     body = Refusal(403, text, reason).to_json().encode()
@@ -48,7 +45,7 @@ def asked(text: str, reason: str, url: str = f"{FILES}/1", **request: Any) -> Ex
         (*ABUSE, {"params": {"acknowledgeAbuse": "true"}}, "to its owner alone, also with acknowledge_abuse .*: sign in as"),
     ],
 )  # fmt: skip
-def test_a_refusal_says_what_helps(text: str, reason: str, request_: dict[str, Any], says: str) -> None:
+def test_a_refusal_says_what_helps(text, reason, request_, says):
     found = asked(text, reason, **request_)
     assert isinstance(found, AccessDenied)
     assert str(found).startswith("drive://x: ")
@@ -64,7 +61,7 @@ def test_a_refusal_says_what_helps(text: str, reason: str, request_: dict[str, A
         ("https://www.googleapis.com/upload/drive/v3/files", True),
     ],
 )
-def test_too_many_copies_may_be_too_many_for_a_day(url: str, is_by_day: bool) -> None:
+def test_too_many_copies_may_be_too_many_for_a_day(url, is_by_day):
     found = asked(*RATE, url=url)
     assert isinstance(found, RetryableError)
     assert ("wait until tomorrow" in found.remedy) is is_by_day
@@ -88,7 +85,7 @@ CLOCK = "Token must be a short-lived token (60 minutes) and in a reasonable time
         ("invalid_grant: Token has been expired or revoked.", "REMEDY"),
     ],
 )  # fmt: skip
-def test_a_refused_token_says_what_helps(said: str, says: str) -> None:
+def test_a_refused_token_says_what_helps(said, says):
     assert says in token_remedy(said, "REMEDY")
 
 
@@ -107,13 +104,11 @@ KEY = {"type": "service_account", "client_email": "robot@example.com"}
         ({"account": "robot"}, "cachedfs login drive --service-account FILE --account robot"),
     ],
 )  # fmt: skip
-def test_credentials_without_the_scope_say_how_to_get_it(
-    options: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_credentials_without_the_scope_say_how_to_get_it(options, says, monkeypatch):
     saved = {"work": USER, "robot": KEY}
     monkeypatch.setattr("cachedfs.origins.drive.accounts.load", saved.__getitem__)
     assert re.search(says, find(options).for_scope)
 
 
-def test_a_machine_gets_its_scopes_by_gcloud() -> None:
+def test_a_machine_gets_its_scopes_by_gcloud():
     assert "set-service-account NAME --scopes=" in scope_remedy("machine")

@@ -1,7 +1,5 @@
 """Folders of Drive that the account may see and not open: every way into them is an error, and none looks empty."""
 
-from __future__ import annotations
-
 import io
 
 import fsspec
@@ -9,9 +7,7 @@ import pytest
 
 from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive.filesystem import DriveFileSystem
-from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.upload import UploadContent
-from cachedfs.sim import DriveServer
 from tests.origins.contract import names, read
 
 LIMITED = (
@@ -20,7 +16,7 @@ LIMITED = (
 
 
 @pytest.fixture
-def shut(server: DriveServer, folder: str) -> str:
+def shut(server, folder):
     """The id of a limited folder `shut` with a file, beside a shortcut `way` to it."""
     server.put(f"{folder}/shut/in/a.bin", b"a")
     server.put(f"{folder}/open/b.bin", b"b")
@@ -31,9 +27,7 @@ def shut(server: DriveServer, folder: str) -> str:
 
 
 @pytest.mark.parametrize("place", ["{root}/shut", "{root}/way", "id:{shut}"])
-async def test_a_limited_folder_is_there_and_every_way_into_it_is_denied(
-    origin: DriveOrigin, server: DriveServer, root: str, shut: str, place: str
-) -> None:
+async def test_a_limited_folder_is_there_and_every_way_into_it_is_denied(origin, server, root, shut, place):
     path = place.format(root=root, shut=shut)
     here = await origin.lookup(path)
     assert (here.kind, here.id, here.details["canListChildren"]) == ("directory", shut, False)
@@ -57,17 +51,13 @@ async def test_a_limited_folder_is_there_and_every_way_into_it_is_denied(
             await ask
 
 
-async def test_a_tree_with_a_limited_folder_is_not_listed_without_it(
-    origin: DriveOrigin, root: str, shut: str
-) -> None:
+async def test_a_tree_with_a_limited_folder_is_not_listed_without_it(origin, root, shut):
     with pytest.raises(AccessDenied, match=f"the folder drive://{root}/(shut|way), not open it"):
         await names(origin.list(root, deep=True))
     assert len(await names(origin.list(root))) == 3
 
 
-async def test_changes_in_a_limited_folder_are_denied_before_anything_is_sent(
-    origin: DriveOrigin, server: DriveServer, root: str, shut: str
-) -> None:
+async def test_changes_in_a_limited_folder_are_denied_before_anything_is_sent(origin, server, root, shut):
     path = f"{root}/shut"
     server.reset()
     for change in (
@@ -84,8 +74,8 @@ async def test_changes_in_a_limited_folder_are_denied_before_anything_is_sent(
 
 
 async def test_a_write_does_not_trust_a_folder_that_was_limited_since_it_was_remembered(
-    origin: DriveOrigin, server: DriveServer, root: str, folder: str
-) -> None:
+    origin, server, root, folder
+):
     server.put(f"{folder}/shut/a.bin", b"a")
     await origin.lookup(f"{root}/shut/a.bin")
     server.limit(server.folder(f"{folder}/shut"))
@@ -93,17 +83,13 @@ async def test_a_write_does_not_trust_a_folder_that_was_limited_since_it_was_rem
         await origin.writer.write(f"{root}/shut/a.bin", UploadContent(io.BytesIO(b"b")))
 
 
-async def test_items_of_a_limited_folder_that_are_shared_are_read_by_id(
-    origin: DriveOrigin, server: DriveServer, folder: str, shut: str
-) -> None:
+async def test_items_of_a_limited_folder_that_are_shared_are_read_by_id(origin, server, folder, shut):
     (inner,) = server.find(f"{folder}/shut/in/a.bin")
     server.share(inner["id"])
     assert (await read(origin, f"id:{inner['id']}"))[0] == b"a"
 
 
-def test_the_filesystem_without_a_cache_never_calls_a_limited_folder_empty(
-    server: DriveServer, root: str, shut: str
-) -> None:
+def test_the_filesystem_without_a_cache_never_calls_a_limited_folder_empty(server, root, shut):
     fs = fsspec.filesystem("drive", token="anon", endpoint_url=server.endpoint_url, skip_instance_cache=True)
     assert isinstance(fs, DriveFileSystem)
     path = f"{root}/shut"

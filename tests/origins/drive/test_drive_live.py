@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import fsspec
@@ -35,18 +34,18 @@ class RealFolder:
     fs: DriveFileSystem
     root: str
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name, data):
         self.fs.pipe_file(f"{self.root}/{name}", data)
 
-    def get(self, name: str) -> bytes:
+    def get(self, name):
         return bytes(self.fs.cat_file(f"{self.root}/{name}"))
 
-    def delete(self, name: str) -> None:
+    def delete(self, name):
         self.fs.rm(f"{self.root}/{name}", recursive=True)
 
 
 @pytest.fixture
-def world() -> Iterator[RealFolder]:
+def world():
     fs = fsspec.filesystem("drive", skip_instance_cache=True, trash_only=False)
     root = f"{SCRATCH}/cachedfs-{uuid.uuid4().hex[:8]}"
     fs.makedirs(root)
@@ -55,7 +54,7 @@ def world() -> Iterator[RealFolder]:
 
 
 @pytest.fixture
-async def origin() -> AsyncIterator[DriveOrigin]:
+async def origin():
     origin = open_origin(
         "drive", {}, loop=asyncio.get_running_loop(), on_request=lambda: None, concurrency=CONCURRENCY
     )

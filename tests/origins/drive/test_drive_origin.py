@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -27,27 +25,27 @@ class Folder:
     root: str
     can_read_revisions: bool = True
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name, data):
         id = self.server.put(f"{self.root.removeprefix('My Drive/')}/{name}", data)
         if not self.can_read_revisions:
             self.server.edit(id, capabilities={"canDownload": True, "canReadRevisions": False})
 
-    def get(self, name: str) -> bytes:
+    def get(self, name):
         return self.server.get(f"{self.root.removeprefix('My Drive/')}/{name}")
 
-    def delete(self, name: str) -> None:
+    def delete(self, name):
         for item in self.server.find(f"{self.root.removeprefix('My Drive/')}/{name}"):
             self.server.remove(item["id"])
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[DriveServer]:
+def server():
     with DriveServer("off") as server:
         yield server
 
 
 @pytest.fixture
-def world(server: DriveServer) -> Folder:
+def world(server):
     server.heal()
     server.reset()
     name = f"folder-{next(_numbers)}"
@@ -56,7 +54,7 @@ def world(server: DriveServer) -> Folder:
 
 
 @pytest.fixture
-async def origin(server: DriveServer) -> AsyncIterator[DriveOrigin]:
+async def origin(server):
     origin = open_origin(
         "drive",
         {"token": "anon", "endpoint_url": server.endpoint_url},
@@ -69,7 +67,7 @@ async def origin(server: DriveServer) -> AsyncIterator[DriveOrigin]:
     await origin.aclose()
 
 
-async def test_a_failing_change_feed_is_asked_twice(make: Any, server: DriveServer) -> None:
+async def test_a_failing_change_feed_is_asked_twice(make, server):
     """The feed only saves requests: a listing does not wait for it to recover."""
     server.reset()
     server.fail(Fault(kind="change", status=500, times=None))
@@ -89,6 +87,6 @@ class TestContractWithoutRevisions(OriginContract):
     missing_folder_is_an_error = True
 
     @pytest.fixture
-    def world(self, world: Folder) -> Folder:
+    def world(self, world):
         world.can_read_revisions = False
         return world

@@ -1,25 +1,20 @@
 """Request pacing at Drive, and requests that get no answer."""
 
-from __future__ import annotations
-
 import asyncio
 import types
-from collections.abc import Callable
 
 import pytest
 
-from cachedfs.common.types import ObjectInfo, Range
+from cachedfs.common.types import Range
 from cachedfs.origins.drive import api, quota
-from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter, RateLimit, SentRequest
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.retry import RetryPolicy
-from cachedfs.sim import DriveServer, Fault
+from cachedfs.sim import Fault
 from tests.origins.contract import read
 from tests.support import until
 
 pytestmark = pytest.mark.usefixtures("default_rate_limits")
-MakeOrigin = Callable[..., DriveOrigin]
 STALLED = RetryPolicy(base_s=0.001, cap_s=0.001, media_s=0.1, metadata_s=0.1)
 LATE = Fault(kind="media", stall_s=3600)
 
@@ -42,29 +37,27 @@ LATE = Fault(kind="media", stall_s=3600)
         ("DELETE", "/drive/v3/files/abc", "edit"),
     ],
 )
-def test_requests_have_the_costs_of_their_kinds(method: str, address: str, kind: str) -> None:
+def test_requests_have_the_costs_of_their_kinds(method, address, kind):
     assert api.kind_of(method, f"https://www.googleapis.com{address}") == kind
 
 
 class RecordedLimits(DriveLimits):
     """Records all requests and lets them pass."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(QuotaMeter())
-        self.asked: list[str] = []
-        self.refused: list[str] = []
+        self.asked = []
+        self.refused = []
 
-    async def wait(self, request: HTTPRequest) -> tuple[SentRequest, ...]:
+    async def wait(self, request):
         self.asked.append(request.kind)
         return (SentRequest(request.kind, 0.0),)
 
-    def answered(self, sent: tuple[SentRequest, ...], *, refused: bool) -> None:
+    def answered(self, sent, *, refused):
         self.refused += [sent[0].kind] * refused
 
 
-async def test_every_request_takes_a_turn_and_reports_refusals(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_every_request_takes_a_turn_and_reports_refusals(make, server, folder, root):
     server.put(f"{folder}/a", b"a" * 100)
     origin = make()
     origin.account.limits = recorded = RecordedLimits()
@@ -87,15 +80,15 @@ async def test_every_request_takes_a_turn_and_reports_refusals(
 
 # Rates
 async def test_requests_wait_for_a_full_minute_and_callers_before_speculation(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    make, server, folder, root, monkeypatch
+):
     """A lookup costs 100 of 1,000 units a minute."""
     monkeypatch.setattr(quota, "REQUESTS", (RateLimit(1000, 61.0, quota.UNITS),))
     server.put(f"{folder}/a", b"a")
     origin = make()
     now, slept = 0.0, list[float]()
 
-    async def sleep(pause_s: float) -> None:
+    async def sleep(pause_s):
         nonlocal now
         now += pause_s
         slept.append(pause_s)
@@ -112,14 +105,7 @@ async def test_requests_wait_for_a_full_minute_and_callers_before_speculation(
     assert now == 61.0
 
 
-async def test_refusals_in_bulk_lower_the_rate(
-    make: MakeOrigin,
-    server: DriveServer,
-    folder: str,
-    root: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_refusals_in_bulk_lower_the_rate(make, server, folder, root, monkeypatch, caplog):
     monkeypatch.setattr(quota, "_PAUSE_S", 0.0)
     caplog.set_level("INFO", "cachedfs.origins")
     origin = make()
@@ -134,9 +120,7 @@ async def test_refusals_in_bulk_lower_the_rate(
     ]
 
 
-async def test_refused_creations_slow_down_only_creations(
-    make: MakeOrigin, server: DriveServer, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_refused_creations_slow_down_only_creations(make, server, root, monkeypatch):
     monkeypatch.setattr(quota, "CREATES", (RateLimit(1, 1 / 300), RateLimit(1, 1 / 200)))
     origin = make()
     server.fail(Fault(kind="upload", status=403, reason="userRateLimitExceeded", times=5))
@@ -145,12 +129,10 @@ async def test_refused_creations_slow_down_only_creations(
     assert origin.account.limits.requests.refused == 0
 
 
-async def test_items_are_created_at_three_a_second(
-    make: MakeOrigin, server: DriveServer, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_items_are_created_at_three_a_second(make, server, root, monkeypatch):
     now = 0.0
 
-    async def sleep(pause_s: float) -> None:
+    async def sleep(pause_s):
         nonlocal now
         now += pause_s
 
@@ -163,7 +145,7 @@ async def test_items_are_created_at_three_a_second(
     assert server.count("upload") == 4
 
 
-async def test_a_canceled_wait_for_a_turn_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_canceled_wait_for_a_turn_delays_no_other(monkeypatch):
     now, get = 0.0, HTTPRequest(url="", subject="", kind="get")
     monkeypatch.setattr(quota, "REQUESTS", (RateLimit(1, 60.0),))
     rates = DriveLimits(QuotaMeter(), clock=lambda: now)
@@ -180,20 +162,18 @@ async def test_a_canceled_wait_for_a_turn_delays_no_other(monkeypatch: pytest.Mo
 
 # Late answers
 @pytest.fixture
-async def file(origin: DriveOrigin, server: DriveServer, folder: str, root: str) -> ObjectInfo:
+async def file(origin, server, folder, root):
     server.put(f"{folder}/a", bytes(range(256)) * 100)
     info = await origin.lookup(f"{root}/a")
     server.reset()
     return info
 
 
-async def test_a_read_without_an_answer_is_sent_again(
-    make: MakeOrigin, server: DriveServer, file: ObjectInfo
-) -> None:
+async def test_a_read_without_an_answer_is_sent_again(make, server, file):
     server.fail(LATE)
     origin, n_requests = make(STALLED), 0
 
-    def count() -> None:
+    def count():
         nonlocal n_requests
         n_requests += 1
 
@@ -205,7 +185,7 @@ async def test_a_read_without_an_answer_is_sent_again(
     assert {r.headers["range"] for r in server.requests} == {"bytes=3-499", "bytes=0-25599"}
 
 
-async def test_a_slow_service_gets_more_time(make: MakeOrigin, server: DriveServer, file: ObjectInfo) -> None:
+async def test_a_slow_service_gets_more_time(make, server, file):
     server.fail(Fault(kind="media", stall_s=0.3, times=None))
     origin = make(STALLED)
     for n_requests in (3, 4):  # the third one waits 0.4 s, the fourth 1.2 s
@@ -213,9 +193,7 @@ async def test_a_slow_service_gets_more_time(make: MakeOrigin, server: DriveServ
         assert server.count("media") == n_requests
 
 
-async def test_a_lookup_without_an_answer_is_sent_again(
-    make: MakeOrigin, origin: DriveOrigin, server: DriveServer, file: ObjectInfo, root: str
-) -> None:
+async def test_a_lookup_without_an_answer_is_sent_again(make, origin, server, file, root):
     above = await origin.lookup(root)  # from a patient origin
     server.reset()
     server.fail(Fault(kind="list", stall_s=3600))
@@ -223,9 +201,7 @@ async def test_a_lookup_without_an_answer_is_sent_again(
     assert server.count("list") == 2
 
 
-async def test_changes_are_never_sent_again_because_they_are_late(
-    make: MakeOrigin, server: DriveServer, root: str
-) -> None:
+async def test_changes_are_never_sent_again_because_they_are_late(make, server, root):
     origin = make(STALLED)
     await origin.lookup(root)
     server.fail(Fault(kind="upload", stall_s=0.5))
@@ -233,9 +209,7 @@ async def test_changes_are_never_sent_again_because_they_are_late(
     assert server.count("upload") == 1
 
 
-async def test_a_canceled_read_sends_nothing_more(
-    make: MakeOrigin, server: DriveServer, file: ObjectInfo
-) -> None:
+async def test_a_canceled_read_sends_nothing_more(make, server, file):
     origin = make(STALLED)
     server.fail(Fault(kind="media", stall_s=3600, times=2))
     task = asyncio.ensure_future(read(origin, file.path, None, file))

@@ -1,15 +1,11 @@
 """Paths of Drive: names, duplicates, shortcuts, shared drives, listings, and the number of requests."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import gc
 import json
 import logging
 import unicodedata
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -24,20 +20,17 @@ from cachedfs.errors import (
     SignInRefused,
 )
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.paths import place_of, plain_path
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import DATA, names, read
 from tests.origins.drive.conftest import PATIENT
 
-MakeOrigin = Callable[..., DriveOrigin]
 
-
-def kinds(server: DriveServer) -> list[str]:
+def kinds(server):
     return [request.kind for request in server.requests]
 
 
-async def listed(origin: DriveOrigin, folder: str, **options: Any) -> dict[str, ObjectInfo]:
+async def listed(origin, folder, **options):
     found = [info async for info in origin.list(folder, **options)]
     assert len({info.path for info in found}) == len(found)
     return {info.path: info for info in found}
@@ -55,16 +48,14 @@ async def listed(origin: DriveOrigin, folder: str, **options: Any) -> dict[str, 
         ("id:1abc/x", "id:1abc", ["x"]),
     ],
 )
-def test_a_path_begins_in_one_of_four_places(path: str, top: str, rest: list[str]) -> None:
+def test_a_path_begins_in_one_of_four_places(path, top, rest):
     assert place_of(path) == (top, rest)
 
 
 @pytest.mark.parametrize(
     "path", ["x", "my drive/a", "shared:", "id:", "id:/a", "Mydrive", "root/a", ".", "*"]
 )
-async def test_any_other_beginning_is_a_value_error_that_names_the_four(
-    origin: DriveOrigin, server: DriveServer, path: str
-) -> None:
+async def test_any_other_beginning_is_a_value_error_that_names_the_four(origin, server, path):
     for ask in (origin.lookup(path), read(origin, path), names(origin.list(path))):
         with pytest.raises(
             ValueError, match=r"drive://.*'My Drive'.*'shared:NAME'.*'Shared with me'.*'id:ID'"
@@ -80,13 +71,13 @@ async def test_any_other_beginning_is_a_value_error_that_names_the_four(
         ("1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbO/a", "id:1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbO/a"),
     ],
 )
-def test_the_error_suggests_the_path_that_was_meant(path: str, meant: str) -> None:
+def test_the_error_suggests_the_path_that_was_meant(path, meant):
     with pytest.raises(ValueError, match=f"as in drive://{meant}$"):
         place_of(path)
 
 
 @pytest.mark.parametrize("path", ["My Drive//a", "My Drive/a//b", "id:1//x"])
-async def test_an_empty_name_is_a_value_error(origin: DriveOrigin, path: str) -> None:
+async def test_an_empty_name_is_a_value_error(origin, path):
     with pytest.raises(ValueError, match=r"drive://.*a name is empty"):
         await origin.lookup(path)
 
@@ -95,11 +86,11 @@ async def test_an_empty_name_is_a_value_error(origin: DriveOrigin, path: str) ->
     ("given", "plain"),
     [("drive://", ""), ("/", ""), ("drive:///My Drive/", "My Drive"), ("drive://My Drive/a", "My Drive/a")],
 )
-def test_protocol_and_outer_slashes_are_not_part_of_a_path(given: str, plain: str) -> None:
+def test_protocol_and_outer_slashes_are_not_part_of_a_path(given, plain):
     assert plain_path(given) == plain
 
 
-async def test_the_top_lists_the_beginnings_of_paths(origin: DriveOrigin, server: DriveServer) -> None:
+async def test_the_top_lists_the_beginnings_of_paths(origin, server):
     server.share_drive("Team/One")
     assert (await origin.lookup("")).kind == "directory"
     found = await listed(origin, "")
@@ -109,7 +100,7 @@ async def test_the_top_lists_the_beginnings_of_paths(origin: DriveOrigin, server
         assert (await origin.lookup(path)).id == found[path].id
 
 
-async def test_an_id_names_any_file_or_folder(origin: DriveOrigin, server: DriveServer, folder: str) -> None:
+async def test_an_id_names_any_file_or_folder(origin, server, folder):
     file = server.put(f"{folder}/sub/a.bin", DATA)
     above = server.folder(f"{folder}/sub")
     assert (await read(origin, f"id:{file}"))[0] == DATA
@@ -123,9 +114,7 @@ async def test_an_id_names_any_file_or_folder(origin: DriveOrigin, server: Drive
 
 
 # Cost in requests
-async def test_a_lookup_with_its_parent_is_one_request(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_a_lookup_with_its_parent_is_one_request(origin, server, folder, root):
     server.put(f"{folder}/a.bin", DATA)
     parent = await origin.lookup(root)
     server.reset()
@@ -136,9 +125,7 @@ async def test_a_lookup_with_its_parent_is_one_request(
     assert server.requests[0].query["fields"] == api.LIST_FIELDS
 
 
-async def test_a_path_of_depth_d_is_d_requests_and_its_folders_are_cached(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_a_path_of_depth_d_is_d_requests_and_its_folders_are_cached(make, server, folder, root):
     now = 0.0
     origin = make(dataclasses.replace(PATIENT, clock=lambda: now))
     server.put(f"{folder}/b/c/d.bin", DATA)
@@ -151,9 +138,7 @@ async def test_a_path_of_depth_d_is_d_requests_and_its_folders_are_cached(
     assert server.count() == 10  # My Drive itself stays known
 
 
-async def test_a_listing_is_one_request_per_thousand_items(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_a_listing_is_one_request_per_thousand_items(make, server, folder, root):
     origin = make()
     server.fill(server.folder(folder), 2001)
     here = await origin.lookup(root)
@@ -167,8 +152,8 @@ async def test_a_listing_is_one_request_per_thousand_items(
 
 
 async def test_a_deep_listing_is_one_request_per_folder_with_siblings_in_parallel(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+    origin, server, folder, root
+):
     for i in range(30):
         server.put(f"{folder}/sub{i}/a.bin", b"x")
     here = await origin.lookup(root)
@@ -180,9 +165,7 @@ async def test_a_deep_listing_is_one_request_per_folder_with_siblings_in_paralle
     assert 1 < server.peak_concurrency <= 8
 
 
-async def test_a_shortcut_costs_one_more_request(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_a_shortcut_costs_one_more_request(origin, server, folder, root):
     target = server.put(f"{folder}/sub/a.bin", DATA)
     here = await origin.lookup(root)
     for i in range(3):
@@ -195,13 +178,11 @@ async def test_a_shortcut_costs_one_more_request(
     assert sorted(kinds(server)) == ["get", "get", "get", "list"]
 
 
-async def test_many_children_are_listed_each_once(
-    make: MakeOrigin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_many_children_are_listed_each_once(make, monkeypatch, caplog):
     item = {"mimeType": "a/b", "size": "1", "md5Checksum": "m", "modifiedTime": "2026-01-01T00:00:00Z"}
     many = [{**item, "id": f"i{i}", "name": f"f{i}"} for i in range(3000)]
 
-    async def items(*_: Any, **__: Any) -> list[dict[str, Any]]:
+    async def items(*_, **__):
         return many + many[:1000]  # a page that was returned twice
 
     monkeypatch.setattr("cachedfs.origins.drive.client.DriveAccount.items", items)
@@ -232,9 +213,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_awkward_names_are_found(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str, name: str
-) -> None:
+async def test_awkward_names_are_found(origin, server, folder, root, name):
     server.add(name, DATA, parent=server.folder(folder))
     server.add("other", b"", parent=server.folder(folder))
     path = f"{root}/{name}"
@@ -248,14 +227,7 @@ async def test_awkward_names_are_found(
 
 
 @pytest.mark.parametrize("order", [("NFC", "NFD"), ("NFD", "NFC")])
-async def test_names_in_different_unicode_forms_are_different(
-    origin: DriveOrigin,
-    server: DriveServer,
-    folder: str,
-    root: str,
-    order: tuple[Any, Any],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_names_in_different_unicode_forms_are_different(origin, server, folder, root, order, caplog):
     here, asked = (unicodedata.normalize(form, "größe-가") for form in order)
     server.put(f"{folder}/{here}", b"here")
     for _ in range(2):
@@ -271,9 +243,7 @@ async def test_names_in_different_unicode_forms_are_different(
     assert set(await listed(origin, root)) == {f"{root}/{here}", f"{root}/{asked}"}
 
 
-async def test_names_are_case_sensitive(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_names_are_case_sensitive(origin, server, folder, root):
     server.put(f"{folder}/Readme", b"upper")
     server.put(f"{folder}/readme", b"lower")
     assert (await read(origin, f"{root}/Readme"))[0] == b"upper"
@@ -283,9 +253,7 @@ async def test_names_are_case_sensitive(
     assert len(await listed(origin, root)) == 2
 
 
-async def test_a_slash_in_a_title_is_shown_as_a_wide_slash(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_a_slash_in_a_title_is_shown_as_a_wide_slash(origin, server, folder, root):
     above = server.folder(folder)
     server.add("a/b", b"slash", parent=above)
     server.add("c／d", b"wide", parent=above)
@@ -305,9 +273,7 @@ async def test_a_slash_in_a_title_is_shown_as_a_wide_slash(
         await origin.lookup(f"{root}/1／2／3／4／5／6／8")
 
 
-async def test_of_duplicate_names_the_newest_is_used_with_one_warning(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_of_duplicate_names_the_newest_is_used_with_one_warning(origin, server, folder, root, caplog):
     caplog.set_level(logging.WARNING, "cachedfs.origins")
     first = server.put(f"{folder}/a", b"1")
     second = server.put(f"{folder}/a", b"2", new=True)
@@ -328,9 +294,7 @@ async def test_of_duplicate_names_the_newest_is_used_with_one_warning(
     assert (await read(origin, f"id:{first}"))[0] == b"1"
 
 
-async def test_a_file_and_a_folder_of_one_name_are_duplicates(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_a_file_and_a_folder_of_one_name_are_duplicates(origin, server, folder, root):
     above = server.folder(folder)
     inner = server.folder(f"{folder}/x")
     server.put("in", b"", parent=inner)
@@ -348,15 +312,15 @@ HIDERS = {
 }
 
 
-def newest(server: DriveServer, id: str) -> None:
+def newest(server, id):
     server.edit(id, modifiedTime="2099-01-01T00:00:00Z")
 
 
 @pytest.mark.parametrize("hider", HIDERS)
 @pytest.mark.parametrize("hidden", ["file", "shortcut to a folder"])
 async def test_a_document_or_dangling_shortcut_does_not_hide_items_of_its_name(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str, hidden: str, hider: str
-) -> None:
+    origin, server, folder, root, hidden, hider
+):
     at = "elsewhere" if "shortcut" in hidden else f"{folder}/x"
     id = server.folder(at) if "folder" in hidden else server.put(at, DATA)
     if "shortcut" in hidden:
@@ -367,9 +331,7 @@ async def test_a_document_or_dangling_shortcut_does_not_hide_items_of_its_name(
 
 
 @pytest.mark.parametrize("hider", [*HIDERS, "file"])
-async def test_nothing_hides_a_parent_folder(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str, hider: str
-) -> None:
+async def test_nothing_hides_a_parent_folder(origin, server, folder, root, hider):
     server.put(f"{folder}/x/y/in", DATA)
     for path in (f"{folder}/x", f"{folder}/x/y"):
         if hider in HIDERS:
@@ -389,9 +351,7 @@ async def test_nothing_hides_a_parent_folder(
     assert len(folders) == 1
 
 
-async def test_a_file_is_written_beside_a_document_of_its_name(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_a_file_is_written_beside_a_document_of_its_name(origin, server, folder, root):
     file = server.put(f"{folder}/data.csv", b"1")
     newest(server, server.document(f"{folder}/data.csv", "sheet"))
     await origin.call("pipe_file", f"{root}/data.csv", b"2")
@@ -400,9 +360,7 @@ async def test_a_file_is_written_beside_a_document_of_its_name(
     assert len(server.find(f"{folder}/data.csv")) == 2
 
 
-async def test_trashed_items_are_invisible(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_trashed_items_are_invisible(origin, server, folder, root):
     server.trash(server.put(f"{folder}/a", b""))
     server.put(f"{folder}/sub/b", b"")
     server.trash(server.folder(f"{folder}/sub"))
@@ -413,9 +371,7 @@ async def test_trashed_items_are_invisible(
 
 
 # Shortcuts
-async def test_shortcuts_lead_to_files_and_folders(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_shortcuts_lead_to_files_and_folders(origin, server, folder, root):
     file, sub = server.put(f"{folder}/sub/a.bin", DATA), server.folder(f"{folder}/sub")
     server.shortcut(f"{folder}/file", file)
     server.shortcut(f"{folder}/dir", sub)
@@ -429,9 +385,7 @@ async def test_shortcuts_lead_to_files_and_folders(
 
 
 @pytest.mark.parametrize("how", ["never", "trashed", "denied"])
-async def test_a_dangling_shortcut_is_a_file_that_cannot_be_read(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str, how: str
-) -> None:
+async def test_a_dangling_shortcut_is_a_file_that_cannot_be_read(origin, server, folder, root, how):
     target = server.put(f"{folder}/sub/a.bin", DATA)
     server.shortcut(f"{folder}/link", "nothing" if how == "never" else target)
     if how == "denied":
@@ -445,9 +399,7 @@ async def test_a_dangling_shortcut_is_a_file_that_cannot_be_read(
             await read(origin, f"{root}/link", None, pinned)
 
 
-async def test_a_refused_sign_in_does_not_make_a_shortcut_dangling(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_a_refused_sign_in_does_not_make_a_shortcut_dangling(origin, server, folder, root):
     target = server.put(f"{folder}/sub/a.bin", DATA)
     server.shortcut(f"{folder}/link", target)
     server.fail(Fault(key=target, status=401, times=None))
@@ -458,9 +410,7 @@ async def test_a_refused_sign_in_does_not_make_a_shortcut_dangling(
     assert "dangling" not in (await listed(origin, root))[f"{root}/link"].details
 
 
-async def test_cycles_of_shortcuts_are_listed_and_not_entered(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_cycles_of_shortcuts_are_listed_and_not_entered(origin, server, folder, root):
     above, sub = server.folder(folder), server.folder(f"{folder}/sub")
     server.put(f"{folder}/sub/a", b"")
     server.shortcut(f"{folder}/sub/up", above)
@@ -475,9 +425,7 @@ async def test_cycles_of_shortcuts_are_listed_and_not_entered(
     assert cycles == {f"{root}/{name}" for name in ("sub/up", "sub/self", "twice/up", "twice/self")}
 
 
-async def test_a_resource_key_is_sent(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_a_resource_key_is_sent(origin, server, folder, root):
     target, sub = server.put("keyed/a.bin", DATA, new=True), server.folder("keyed")
     server.edit(target, resourceKey="0-k1")
     server.edit(sub, resourceKey="0-k2")
@@ -494,7 +442,7 @@ async def test_a_resource_key_is_sent(
 
 
 @pytest.fixture
-def twice(server: DriveServer, folder: str) -> str:
+def twice(server, folder):
     """The id of an item in two folders, `a` and `b`, as was possible until 2020."""
     a, b = server.folder(f"{folder}/a"), server.folder(f"{folder}/b")
     id = server.put(f"{folder}/a/x", DATA)
@@ -502,9 +450,7 @@ def twice(server: DriveServer, folder: str) -> str:
     return id
 
 
-async def test_an_item_in_two_folders_is_read_and_listed_in_both(
-    origin: DriveOrigin, root: str, twice: str
-) -> None:
+async def test_an_item_in_two_folders_is_read_and_listed_in_both(origin, root, twice):
     found = await listed(origin, root, deep=True)
     assert {path for path, info in found.items() if info.id == twice} == {f"{root}/a/x", f"{root}/b/x"}
     for name in ("a", "b"):
@@ -513,8 +459,8 @@ async def test_an_item_in_two_folders_is_read_and_listed_in_both(
 
 @pytest.mark.parametrize("trash_only", [True, False])
 async def test_an_item_removed_from_one_of_two_folders_stays_in_the_other(
-    make: MakeOrigin, server: DriveServer, root: str, twice: str, trash_only: bool
-) -> None:
+    make, server, root, twice, trash_only
+):
     origin = make(trash_only=trash_only)
     await origin.call("rm_file", f"{root}/a/x")
     assert await listed(origin, f"{root}/a") == {}
@@ -525,23 +471,19 @@ async def test_an_item_removed_from_one_of_two_folders_stays_in_the_other(
     assert server.count("delete") == (0 if trash_only else 1)
 
 
-async def test_an_item_in_two_folders_that_is_moved_leaves_both(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str, twice: str
-) -> None:
+async def test_an_item_in_two_folders_that_is_moved_leaves_both(origin, server, folder, root, twice):
     server.folder(f"{folder}/c")
     await origin.call("mv", f"{root}/a/x", f"{root}/c/x")
     found = await listed(origin, root, deep=True)
     assert [path for path, info in found.items() if info.id == twice] == [f"{root}/c/x"]
 
 
-async def test_removing_a_folder_keeps_items_that_are_also_in_another_folder(
-    origin: DriveOrigin, root: str, twice: str
-) -> None:
+async def test_removing_a_folder_keeps_items_that_are_also_in_another_folder(origin, root, twice):
     await origin.call("rm", f"{root}/a", recursive=True)
     assert (await read(origin, f"{root}/b/x"))[0] == DATA
 
 
-async def test_an_id_may_have_a_resource_key(origin: DriveOrigin, server: DriveServer, folder: str) -> None:
+async def test_an_id_may_have_a_resource_key(origin, server, folder):
     file, sub = server.put(f"{folder}/a.bin", DATA), server.folder(f"{folder}/sub")
     server.put(f"{folder}/sub/in.bin", b"in")
     server.edit(file, resourceKey="0-k1", capabilities={"canReadRevisions": False})
@@ -558,9 +500,7 @@ async def test_an_id_may_have_a_resource_key(origin: DriveOrigin, server: DriveS
 
 
 # Shared drives, and items of others
-async def test_items_of_a_shared_drive_are_requested_from_that_drive(
-    origin: DriveOrigin, server: DriveServer
-) -> None:
+async def test_items_of_a_shared_drive_are_requested_from_that_drive(origin, server):
     drive = server.share_drive("Team A")
     server.put("sub/a.bin", DATA, parent=drive)
     assert (await read(origin, "shared:Team A/sub/a.bin"))[0] == DATA
@@ -580,7 +520,7 @@ async def test_items_of_a_shared_drive_are_requested_from_that_drive(
 
 
 @pytest.fixture
-def foreign(server: DriveServer, folder: str) -> str:
+def foreign(server, folder):
     """The id of a folder in a shared drive without this account as a member; it was shared, and has a shortcut to it."""
     id = server.folder("dataset", parent=server.share_drive("Theirs", member=False))
     server.share(id)
@@ -590,7 +530,7 @@ def foreign(server: DriveServer, folder: str) -> str:
 
 
 @pytest.fixture(params=["id:", "Shared with me", "shortcut", "shortcut in a drive"])
-def foreign_path(request: pytest.FixtureRequest, server: DriveServer, foreign: str, root: str) -> str:
+def foreign_path(request, server, foreign, root):
     """A path to that folder."""
     if request.param == "shortcut in a drive":
         name = f"Ours {foreign}"
@@ -604,8 +544,8 @@ def foreign_path(request: pytest.FixtureRequest, server: DriveServer, foreign: s
 
 
 async def test_a_shared_folder_is_read_and_written_without_membership_of_its_drive(
-    origin: DriveOrigin, server: DriveServer, foreign: str, foreign_path: str
-) -> None:
+    origin, server, foreign, foreign_path
+):
     assert (await read(origin, f"{foreign_path}/sub/a.bin"))[0] == DATA
     assert set(await listed(origin, foreign_path)) == {f"{foreign_path}/sub"}
     assert set(await listed(origin, foreign_path, deep=True)) == {
@@ -620,9 +560,7 @@ async def test_a_shared_folder_is_read_and_written_without_membership_of_its_dri
     assert len(refused) <= foreign_path.startswith("shared:")  # an invisible drive is tried once
 
 
-async def test_a_deep_listing_follows_a_shortcut_into_a_foreign_drive(
-    origin: DriveOrigin, foreign: str, root: str
-) -> None:
+async def test_a_deep_listing_follows_a_shortcut_into_a_foreign_drive(origin, foreign, root):
     assert set(await listed(origin, root, deep=True)) == {
         f"{root}/link",
         f"{root}/link/sub",
@@ -630,9 +568,7 @@ async def test_a_deep_listing_follows_a_shortcut_into_a_foreign_drive(
     }
 
 
-async def test_a_folder_that_cannot_be_listed_is_never_left_out(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_a_folder_that_cannot_be_listed_is_never_left_out(origin, server, folder, root):
     sub = server.folder(f"{folder}/sub")
     server.put(f"{folder}/sub/a.bin", DATA)
     server.fail(Fault(kind="list", key=sub, status=404, times=None))
@@ -642,9 +578,7 @@ async def test_a_folder_that_cannot_be_listed_is_never_left_out(
         assert not isinstance(caught.value, ObjectNotFound)
 
 
-async def test_a_shared_drive_listed_on_two_pages_is_one_drive(
-    origin: DriveOrigin, server: DriveServer
-) -> None:
+async def test_a_shared_drive_listed_on_two_pages_is_one_drive(origin, server):
     drive = {"id": server.share_drive("moving"), "name": "moving"}
     for body in ({"items": [drive], "nextPageToken": "2"}, {"items": [drive]}):
         server.fail(Fault(kind="drives", status=200, body=json.dumps(body)))
@@ -652,9 +586,7 @@ async def test_a_shared_drive_listed_on_two_pages_is_one_drive(
     assert server.count("drives") == 2
 
 
-async def test_shared_drives_of_one_name_are_addressed_by_id(
-    origin: DriveOrigin, server: DriveServer
-) -> None:
+async def test_shared_drives_of_one_name_are_addressed_by_id(origin, server):
     one, two = server.share_drive("Twin"), server.share_drive("Twin")
     with pytest.raises(ValueError, match=rf"2 shared drives.*drive://id:{one}.*drive://id:{two}"):
         await origin.lookup("shared:Twin/x")
@@ -662,7 +594,7 @@ async def test_shared_drives_of_one_name_are_addressed_by_id(
     assert (await read(origin, f"id:{two}/a"))[0] == b"1"
 
 
-async def test_items_shared_by_others_are_read_only(origin: DriveOrigin, server: DriveServer) -> None:
+async def test_items_shared_by_others_are_read_only(origin, server):
     server.shared_with_me("theirs.bin", DATA)
     server.put("in.bin", b"in", parent=server.shared_with_me("their folder"))
     assert (await read(origin, "Shared with me/theirs.bin"))[0] == DATA
@@ -691,9 +623,7 @@ async def test_items_shared_by_others_are_read_only(origin: DriveOrigin, server:
 
 
 # Items without bytes
-async def test_native_documents_are_listed_and_cannot_be_read(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_native_documents_are_listed_and_cannot_be_read(origin, server, folder, root):
     id = server.document(f"{folder}/doc", "text")
     for hidden in (True, False):
         if not hidden:
@@ -705,9 +635,7 @@ async def test_native_documents_are_listed_and_cannot_be_read(
     assert server.count("media") == 0
 
 
-async def test_a_file_whose_download_is_switched_off_is_access_denied(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_a_file_whose_download_is_switched_off_is_access_denied(origin, server, folder, root):
     server.edit(server.put(f"{folder}/a", DATA), capabilities={"canDownload": False})
     with pytest.raises(AccessDenied, match=rf"drive://{root}/a.*switched off"):
         await read(origin, f"{root}/a")
@@ -715,9 +643,7 @@ async def test_a_file_whose_download_is_switched_off_is_access_denied(
 
 
 @pytest.mark.parametrize("want", [None, Range(0, 5)])
-async def test_an_abusive_file_is_read_only_with_acknowledge_abuse(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str, want: Any
-) -> None:
+async def test_an_abusive_file_is_read_only_with_acknowledge_abuse(make, server, folder, root, want):
     server.edit(server.put(f"{folder}/a", DATA), abusive=True)
     with pytest.raises(AccessDenied, match=r"malware.*acknowledge_abuse"):
         await read(make(), f"{root}/a", want)
@@ -731,9 +657,7 @@ async def test_an_abusive_file_is_read_only_with_acknowledge_abuse(
 
 
 # Pages
-async def test_short_and_empty_pages_are_not_the_end(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_short_and_empty_pages_are_not_the_end(origin, server, folder, root):
     server.fill(server.folder(folder), 10)
     here = await origin.lookup(root)
     server.short_pages(3)
@@ -743,9 +667,7 @@ async def test_short_and_empty_pages_are_not_the_end(
     assert (await origin.lookup(f"{root}/f000003", here)).size == 16
 
 
-async def test_a_rejected_page_token_restarts_the_listing_once(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_a_rejected_page_token_restarts_the_listing_once(make, server, folder, root):
     origin = make()
     server.fill(server.folder(folder), 2500)
     here = await origin.lookup(root)
@@ -761,7 +683,7 @@ async def test_a_rejected_page_token_restarts_the_listing_once(
     assert server.count("list") == 10
 
 
-async def test_a_refused_query_is_not_repeated(origin: DriveOrigin, server: DriveServer, root: str) -> None:
+async def test_a_refused_query_is_not_repeated(origin, server, root):
     here = await origin.lookup(root)
     server.reset()
     server.fail(Fault(kind="list", status=400, reason="invalid"))
@@ -770,9 +692,7 @@ async def test_a_refused_query_is_not_repeated(origin: DriveOrigin, server: Driv
     assert server.count() == 1
 
 
-async def test_an_incomplete_search_is_never_used(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_an_incomplete_search_is_never_used(origin, server, folder, root):
     server.put(f"{folder}/a", b"")
     here = await origin.lookup(root)
     partial = json.dumps({"kind": "drive#fileList", "items": [], "incompleteSearch": True})
@@ -787,9 +707,7 @@ async def test_an_incomplete_search_is_never_used(
 
 
 # Concurrent changes
-async def test_a_folder_that_was_replaced_is_looked_up_again(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_a_folder_that_was_replaced_is_looked_up_again(origin, server, folder, root):
     server.put(f"{folder}/sub/a", b"old")
     assert (await read(origin, f"{root}/sub/a"))[0] == b"old"
     server.remove(server.folder(f"{folder}/sub"))
@@ -797,9 +715,7 @@ async def test_a_folder_that_was_replaced_is_looked_up_again(
     assert (await read(origin, f"{root}/sub/a"))[0] == b"new"
 
 
-async def test_an_expired_parent_folder_makes_the_path_unconfirmed(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_an_expired_parent_folder_makes_the_path_unconfirmed(make, server, folder, root):
     now = 0.0
     tree = make(dataclasses.replace(PATIENT, clock=lambda: now)).tree
     server.folder(f"{folder}/sub/deep")
@@ -814,9 +730,7 @@ async def test_an_expired_parent_folder_makes_the_path_unconfirmed(
     assert server.count() == 0
 
 
-async def test_a_given_parent_is_used_for_the_lookup(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_a_given_parent_is_used_for_the_lookup(origin, server, folder, root):
     server.put(f"{folder}/sub/a", b"here")
     await origin.lookup(f"{root}/sub/a")  # caches the parent folders
     other = server.folder(f"{folder}/other")
@@ -828,9 +742,7 @@ async def test_a_given_parent_is_used_for_the_lookup(
 
 
 @pytest.mark.parametrize("remove", [DriveServer.remove, DriveServer.trash])
-async def test_a_subfolder_removed_during_a_deep_listing_is_left_out(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str, remove: Any
-) -> None:
+async def test_a_subfolder_removed_during_a_deep_listing_is_left_out(origin, server, folder, root, remove):
     server.put(f"{folder}/gone/a", b"")
     server.put(f"{folder}/stays/b", b"")
     here, gone = await origin.lookup(root), server.folder(f"{folder}/gone")
@@ -844,9 +756,7 @@ async def test_a_subfolder_removed_during_a_deep_listing_is_left_out(
         await listed(origin, root, parent=here, deep=True)
 
 
-async def test_a_failing_listing_leaves_no_task(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_a_failing_listing_leaves_no_task(origin, server, folder, root):
     target = server.put(f"{folder}/a", b"")
     for i in range(10):
         server.put(f"{folder}/sub{i}/x", b"")

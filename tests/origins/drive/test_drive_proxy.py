@@ -13,19 +13,14 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import OriginUnreachable
-from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.proxy import proxy_of, trusted
 from cachedfs.origins.retry import RetryPolicy
-from cachedfs.sim import DriveServer
 from tests.origins.contract import read
 from tests.origins.drive.certificates import certify
 from tests.support import ROOT
@@ -48,22 +43,22 @@ class Proxy(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, target: str, certificate: Path) -> None:
+    def __init__(self, target, certificate):
         super().__init__(("127.0.0.1", 0), Tunnel)
         host, _, port = target.rpartition("/")[2].partition(":")
         self.target = host, int(port)
         self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.tls.load_cert_chain(certificate)
-        self.asked: list[str] = []
+        self.asked = []
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request, client_address):
         """Ignore clients that disconnect."""
 
 
 class Tunnel(socketserver.StreamRequestHandler):
     server: Proxy
 
-    def handle(self) -> None:
+    def handle(self):
         line, *headers = iter(lambda: self.rfile.readline().decode().strip(), "")
         self.server.asked.append(line)
         known = base64.b64encode(b"me:pass word").decode()
@@ -82,7 +77,7 @@ class Tunnel(socketserver.StreamRequestHandler):
             back.join()
 
 
-def pump(source: socket.socket, target: socket.socket) -> None:
+def pump(source, target):
     with suppress(OSError):
         while data := source.recv(1 << 16):
             target.sendall(data)
@@ -90,7 +85,7 @@ def pump(source: socket.socket, target: socket.socket) -> None:
 
 
 @pytest.fixture
-def proxy(server: DriveServer, tmp_path: Path) -> Iterator[Proxy]:
+def proxy(server, tmp_path):
     certify(tmp_path / "google.pem", *GOOGLE)
     with Proxy(server.endpoint_url, tmp_path / "google.pem") as proxy:
         thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01})
@@ -100,7 +95,7 @@ def proxy(server: DriveServer, tmp_path: Path) -> Iterator[Proxy]:
         thread.join()
 
 
-def run(proxy: Proxy, tmp_path: Path, key: dict[str, str], user: str) -> subprocess.CompletedProcess[str]:
+def run(proxy, tmp_path, key, user):
     (tmp_path / "key.json").write_text(json.dumps(key))
     pem = str(tmp_path / "google.pem")
     kept = {name: value for name, value in os.environ.items() if not re.search("(?i)proxy|ca_certs", name)}
@@ -116,14 +111,12 @@ def run(proxy: Proxy, tmp_path: Path, key: dict[str, str], user: str) -> subproc
 
 
 @pytest.fixture
-def key(pem: str) -> dict[str, str]:
+def key(pem):
     robot, uri = "robot@p.iam.gserviceaccount.com", f"https://{GOOGLE[1]}/token"
     return {"type": "service_account", "private_key": pem, "client_email": robot, "token_uri": uri}
 
 
-def test_a_proxy_with_a_password_serves_tokens_listings_and_bytes(
-    server: DriveServer, proxy: Proxy, tmp_path: Path, key: dict[str, str]
-) -> None:
+def test_a_proxy_with_a_password_serves_tokens_listings_and_bytes(server, proxy, tmp_path, key):
     for item in server.find("small") + server.find("big"):
         server.remove(item["id"])
     server.put("small", b"x" * 100)
@@ -142,12 +135,10 @@ def test_a_proxy_with_a_password_serves_tokens_listings_and_bytes(
     assert "pass" not in ran.stderr
 
 
-async def test_the_error_of_a_proxy_that_refuses_has_its_answer(
-    make: Any, server: DriveServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_error_of_a_proxy_that_refuses_has_its_answer(make, server, proxy, monkeypatch):
     monkeypatch.setenv("https_proxy", f"http://me:mistaken@127.0.0.1:{proxy.server_address[1]}")
     monkeypatch.setenv("no_proxy", "")
-    origin: DriveOrigin = make(endpoint_url=f"https://{GOOGLE[0]}")
+    origin = make(endpoint_url=f"https://{GOOGLE[0]}")
     known = ObjectInfo("My Drive/a", size=1, fingerprint="f", id="1", details={"md5Checksum": "0"})
     for ask in (origin.lookup("My Drive/a"), read(origin, "My Drive/a", None, known)):
         with pytest.raises(OriginUnreachable, match="407 Proxy Authentication Required") as caught:
@@ -158,12 +149,12 @@ async def test_the_error_of_a_proxy_that_refuses_has_its_answer(
 
 
 async def test_an_untrusted_certificate_is_one_try_and_the_error_names_the_settings(
-    make: Any, server: DriveServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    make, server, proxy, monkeypatch
+):
     monkeypatch.setenv("https_proxy", f"http://me:pass%20word@127.0.0.1:{proxy.server_address[1]}")
     monkeypatch.setenv("no_proxy", "")
     patient = RetryPolicy(base_s=0.001, cap_s=0.001, connect_s=30.0)
-    origin: DriveOrigin = make(patient, endpoint_url=f"https://{GOOGLE[0]}")
+    origin = make(patient, endpoint_url=f"https://{GOOGLE[0]}")
     known = ObjectInfo("My Drive/a", size=1, fingerprint="f", id="1", details={"md5Checksum": "0"})
     for ask in (origin.lookup("My Drive/a"), read(origin, "My Drive/a", None, known)):
         with pytest.raises(
@@ -178,11 +169,9 @@ async def test_an_untrusted_certificate_is_one_try_and_the_error_names_the_setti
     "given",
     ["socks5://u:pw@proxy:1080", "https://proxy:1080", "proxy:1080", "http://proxy", "http://proxy:x1080"],
 )
-async def test_a_proxy_that_is_not_http_is_an_error_before_anything_is_sent(
-    make: Any, monkeypatch: pytest.MonkeyPatch, given: str
-) -> None:
+async def test_a_proxy_that_is_not_http_is_an_error_before_anything_is_sent(make, monkeypatch, given):
     monkeypatch.setenv("HTTPS_PROXY", given)
-    origin: DriveOrigin = make(endpoint_url="https://www.googleapis.invalid")
+    origin = make(endpoint_url="https://www.googleapis.invalid")
     with pytest.raises(
         ValueError, match=r"https_proxy.*only HTTP proxies are supported.*http://HOST:PORT"
     ) as caught:
@@ -201,18 +190,14 @@ async def test_a_proxy_that_is_not_http_is_an_error_before_anything_is_sent(
         ("http://10.0.0.1", "", True),
     ],
 )
-def test_local_addresses_and_no_proxy_are_connected_directly(
-    monkeypatch: pytest.MonkeyPatch, url: str, no_proxy: str, used: bool
-) -> None:
+def test_local_addresses_and_no_proxy_are_connected_directly(monkeypatch, url, no_proxy, used):
     for name in ("http_proxy", "https_proxy"):
         monkeypatch.setenv(name, "http://proxy:3128")
     monkeypatch.setenv("no_proxy", no_proxy)
     assert (proxy_of(url) is not None) == used
 
 
-def test_without_system_certificates_those_of_certifi_are_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_system_certificates_those_of_certifi_are_trusted(tmp_path, monkeypatch):
     (tmp_path / "none").mkdir()
     certify(tmp_path / "own.pem", "localhost")
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "none"))
@@ -222,9 +207,7 @@ def test_without_system_certificates_those_of_certifi_are_trusted(
     assert len(trusted().get_ca_certs()) > 50
 
 
-async def test_a_simulated_drive_is_reached_without_the_proxy(
-    make: Any, server: DriveServer, monkeypatch: pytest.MonkeyPatch, folder: str, root: str
-) -> None:
+async def test_a_simulated_drive_is_reached_without_the_proxy(make, server, monkeypatch, folder, root):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     server.put(f"{folder}/a", b"x")
     async with make().read(f"{root}/a", None, None) as reply:

@@ -1,12 +1,8 @@
 """Public files and folders of Google Drive without an account: with an API key, and at the public download address."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import fsspec
 import pytest
@@ -25,17 +21,15 @@ from cachedfs.origins.base import has_stale_answer
 from cachedfs.origins.drive import accounts, auth, client, public
 from cachedfs.origins.drive.api import item_info
 from cachedfs.origins.drive.credentials import DEFAULT, SignIn
-from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.retry import RetryPolicy
-from cachedfs.sim import DriveServer, Fault
+from cachedfs.sim import Fault
 from tests.origins.contract import read
 
-MakeOrigin = Callable[..., DriveOrigin]
 DATA = os.urandom(3000)
 
 
 @pytest.fixture
-def server(server: DriveServer) -> Iterator[DriveServer]:
+def server(server):
     """A Drive that answers no anonymous requests, as Google's does."""
     server.require_token("of an account")
     yield server
@@ -43,16 +37,14 @@ def server(server: DriveServer) -> Iterator[DriveServer]:
     server.require_no_token()
 
 
-def published(server: DriveServer, path: str, data: bytes = DATA) -> str:
+def published(server, path, data=DATA):
     id = server.put(path, data)
     server.publish(id)
     return id
 
 
 # With an API key
-async def test_an_api_key_reads_public_files_and_folders(
-    make: MakeOrigin, server: DriveServer, folder: str
-) -> None:
+async def test_an_api_key_reads_public_files_and_folders(make, server, folder):
     server.put(f"{folder}/sub/a", DATA)
     server.publish(id := server.folder(folder))
     origin = make(token=None, api_key=server.api_key())
@@ -65,9 +57,7 @@ async def test_an_api_key_reads_public_files_and_folders(
     ]  # it is in no log of a proxy
 
 
-async def test_an_api_key_reads_nothing_else_and_says_what_helps(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_an_api_key_reads_nothing_else_and_says_what_helps(make, server, folder, root):
     private = server.put(f"{folder}/a", DATA)
     origin = make(token=None, api_key=server.api_key())
     for path, top in ((f"id:{private}", f"id:{private}"), (f"{root}/a", "My Drive")):
@@ -81,9 +71,7 @@ async def test_an_api_key_reads_nothing_else_and_says_what_helps(
 
 # Without
 @pytest.mark.parametrize("options", [{"token": "anon"}, {"token": None}])
-async def test_a_public_file_is_read_without_an_account(
-    make: MakeOrigin, server: DriveServer, folder: str, nobody: None, options: dict[str, Any]
-) -> None:
+async def test_a_public_file_is_read_without_an_account(make, server, folder, nobody, options):
     server.scan_limit(100)  # of which Google would want a confirmation
     id = published(server, f"{folder}/größe.bin")
     server.edit(id, resourceKey="0-key")
@@ -111,9 +99,7 @@ async def test_a_public_file_is_read_without_an_account(
         (None, False),
     ],
 )
-def test_the_time_of_a_change_names_a_version_once_it_is_not_recent(
-    date: str | None, is_lasting: bool
-) -> None:
+def test_the_time_of_a_change_names_a_version_once_it_is_not_recent(date, is_lasting):
     headers = {"Last-Modified": "Sat, 03 Jan 2026 00:00:00 GMT", "Content-Range": "bytes 0-0/3"}
     headers |= {} if date is None else {"Date": date}
     one, other = (item_info(public.item_of("1", None, 206, headers), "id:1") for _ in range(2))
@@ -121,8 +107,8 @@ def test_the_time_of_a_change_names_a_version_once_it_is_not_recent(
 
 
 def test_a_file_that_is_replaced_within_its_second_is_seen_at_the_next_lookup(
-    server: DriveServer, folder: str, own_cache: Any, nobody: None
-) -> None:
+    server, folder, own_cache, nobody
+):
     id, recent = published(server, f"{folder}/a", b"old"), "2099-01-01T00:00:00Z"
     server.edit(id, modifiedTime=recent)
     drive = {"endpoint_url": server.endpoint_url}
@@ -133,9 +119,7 @@ def test_a_file_that_is_replaced_within_its_second_is_seen_at_the_next_lookup(
     assert fs.cat_file(f"id:{id}") == b"new"
 
 
-async def test_a_recent_file_is_read_in_several_requests(
-    make: MakeOrigin, server: DriveServer, folder: str, nobody: None
-) -> None:
+async def test_a_recent_file_is_read_in_several_requests(make, server, folder, nobody):
     id = published(server, f"{folder}/a")
     server.edit(id, modifiedTime="2099-01-01T00:00:00Z")
     origin = make()
@@ -147,9 +131,7 @@ async def test_a_recent_file_is_read_in_several_requests(
         await read(origin, f"id:{id}", Range(0, 10), info)
 
 
-async def test_a_file_that_is_not_public_says_what_helps(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str, nobody: None
-) -> None:
+async def test_a_file_that_is_not_public_says_what_helps(make, server, folder, root, nobody):
     private, public = server.put(f"{folder}/a", DATA), published(server, f"{folder}/b")
     document = server.document(f"{folder}/doc", "text")
     origin = make()
@@ -169,9 +151,7 @@ async def test_a_file_that_is_not_public_says_what_helps(
         await read(origin, f"id:{public}")
 
 
-async def test_a_page_in_place_of_the_bytes_is_never_data(
-    make: MakeOrigin, server: DriveServer, folder: str
-) -> None:
+async def test_a_page_in_place_of_the_bytes_is_never_data(make, server, folder):
     id = published(server, f"{folder}/a")
     origin = make()
     info = await origin.lookup(f"id:{id}")
@@ -185,14 +165,7 @@ async def test_a_page_in_place_of_the_bytes_is_never_data(
     assert (await read(origin, f"id:{id}", None, info))[0] == DATA
 
 
-async def test_who_signs_in_later_uses_the_same_origin(
-    make: MakeOrigin,
-    server: DriveServer,
-    folder: str,
-    root: str,
-    nobody: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_who_signs_in_later_uses_the_same_origin(make, server, folder, root, nobody, monkeypatch):
     monkeypatch.setattr(auth, "_SEARCH_AGAIN_S", 0.0)
     origin = make(token=None)
     id = server.put(f"{folder}/a", DATA)
@@ -208,8 +181,8 @@ async def test_who_signs_in_later_uses_the_same_origin(
 
 
 async def test_a_public_folder_is_listed_by_the_api_after_a_sign_in(
-    make: MakeOrigin, server: DriveServer, folder: str, nobody: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    make, server, folder, nobody, monkeypatch
+):
     monkeypatch.setattr(auth, "_SEARCH_AGAIN_S", 0.0)
     origin, path = make(token=None), f"id:{server.folder(folder)}"
     server.put(f"{folder}/a", DATA)
@@ -226,18 +199,18 @@ async def test_a_public_folder_is_listed_by_the_api_after_a_sign_in(
     assert origin.lists_all(path)
 
 
-async def test_the_first_of_several_searches_signs_in(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_first_of_several_searches_signs_in(monkeypatch):
     monkeypatch.setattr(auth, "_SEARCH_AGAIN_S", 0.0)
     found = [SignIn("user", name=name, credentials=object()) for name in ("first", "second")]
     monkeypatch.setattr(auth, "sign_in", lambda options: found.pop(0))
     missing = auth.DriveAuth(SignIn(DEFAULT, is_missing=True), RetryPolicy())
-    used: list[str] = []
+    used = []
 
-    def is_same() -> bool:
+    def is_same():
         both_found.wait(60)
         return True
 
-    async def search() -> None:
+    async def search():
         assert await missing.search({}, is_same)
         used.append(missing.name)
 
@@ -247,11 +220,11 @@ async def test_the_first_of_several_searches_signs_in(monkeypatch: pytest.Monkey
 
 
 async def test_credentials_that_are_found_late_are_used_by_the_next_request(
-    make: MakeOrigin, server: DriveServer, folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    make, server, folder, monkeypatch
+):
     may_go_on, sign_in, made = threading.Event(), client._signed_in, []
 
-    def sign_in_late(*arguments: Any) -> Any:
+    def sign_in_late(*arguments):
         may_go_on.wait(120)
         made.append(1)
         return sign_in(*arguments)
@@ -267,9 +240,7 @@ async def test_credentials_that_are_found_late_are_used_by_the_next_request(
     assert len(made) == 1
 
 
-def test_a_link_is_opened_without_an_account_and_cached(
-    server: DriveServer, folder: str, own_cache: Any, nobody: None
-) -> None:
+def test_a_link_is_opened_without_an_account_and_cached(server, folder, own_cache, nobody):
     id = published(server, f"{folder}/a")
     fs = fsspec.filesystem("cachedfs", target_protocol="drive", drive={"endpoint_url": server.endpoint_url})
     link = f"https://drive.google.com/file/d/{id}/view?usp=sharing"
@@ -279,10 +250,8 @@ def test_a_link_is_opened_without_an_account_and_cached(
     assert server.count() == 0
 
 
-def test_what_is_read_after_a_sign_in_is_cached_for_that_account(
-    server: DriveServer, folder: str, root: str, own_cache: Any, nobody: None
-) -> None:
-    def make() -> Any:
+def test_what_is_read_after_a_sign_in_is_cached_for_that_account(server, folder, root, own_cache, nobody):
+    def make():
         drive = {"endpoint_url": server.endpoint_url}
         return fsspec.filesystem("cachedfs", drive=drive, target_protocol="drive", skip_instance_cache=True)
 
@@ -301,7 +270,7 @@ def test_what_is_read_after_a_sign_in_is_cached_for_that_account(
         make().cat_file(f"{root}/private")
 
 
-async def test_an_api_key_is_sent_to_google_alone(make: MakeOrigin, server: DriveServer, folder: str) -> None:
+async def test_an_api_key_is_sent_to_google_alone(make, server, folder):
     id = published(server, f"{folder}/a")
     origin = make(token=None, api_key=server.api_key())
     info = await origin.lookup(f"id:{id}")
@@ -311,9 +280,7 @@ async def test_an_api_key_is_sent_to_google_alone(make: MakeOrigin, server: Driv
     assert [request.kind for request in server.requests] == ["media", "media"]
 
 
-async def test_a_passing_retryable_the_public_address_is_retried(
-    make: MakeOrigin, server: DriveServer, folder: str, nobody: None
-) -> None:
+async def test_a_passing_retryable_the_public_address_is_retried(make, server, folder, nobody):
     id = published(server, f"{folder}/a")
     origin = make(token=None)
     page = {"Content-Type": "text/html"}

@@ -1,10 +1,7 @@
 """Google Drive's daily quota: what an account uses, a warning, and a limit of one's own."""
 
-from __future__ import annotations
-
 import errno
 import zoneinfo
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -13,12 +10,10 @@ from cachedfs.common.types import Range
 from cachedfs.errors import ObjectNotFound, QuotaExceeded
 from cachedfs.origins.drive import quota
 from cachedfs.origins.drive.options import DriveOptions
-from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.quota import BYTES_A_DAY, UNITS_A_DAY, QuotaMeter, QuotaStats, day_of, end_of
-from cachedfs.sim import DriveServer, Fault
+from cachedfs.sim import Fault
 from tests.origins.contract import read
 
-MakeOrigin = Callable[..., DriveOrigin]
 DAY = "2026-11-25"
 
 
@@ -27,17 +22,17 @@ class Clock:
 
     now = datetime(2026, 11, 25, 20, tzinfo=UTC).timestamp()
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()
 
 
 @pytest.fixture
-def meter(clock: Clock) -> QuotaMeter:
+def meter(clock):
     return QuotaMeter(clock=clock)
 
 
@@ -51,14 +46,14 @@ def meter(clock: Clock) -> QuotaMeter:
         ("2026-11-01T12:00:00", "2026-11-01", "2026-11-02T08:00:00"),  # summer time ends
     ],
 )
-def test_a_day_begins_at_midnight_pacific_time(at: str, day: str, end: str) -> None:
+def test_a_day_begins_at_midnight_pacific_time(at, day, end):
     assert day_of(datetime.fromisoformat(f"{at}+00:00").timestamp()) == day
     assert end_of(day) == datetime.fromisoformat(f"{end}+00:00")
 
 
 @pytest.fixture
-def no_zones(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    def missing(name: str) -> None:
+def no_zones(monkeypatch):
+    def missing(name):
         raise zoneinfo.ZoneInfoNotFoundError(name)
 
     monkeypatch.setattr(zoneinfo, "ZoneInfo", missing)
@@ -68,15 +63,13 @@ def no_zones(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_zones")
-def test_without_time_zones_a_day_begins_at_eight_utc() -> None:
+def test_without_time_zones_a_day_begins_at_eight_utc():
     assert day_of(datetime(2026, 7, 1, 7, 59, tzinfo=UTC).timestamp()) == "2026-06-30"
     assert end_of("2026-06-30") == datetime(2026, 7, 1, 8, tzinfo=UTC)
 
 
 # Counting
-async def test_requests_count_their_units_and_the_bytes_of_their_answers(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str, meter: QuotaMeter
-) -> None:
+async def test_requests_count_their_units_and_the_bytes_of_their_answers(make, server, folder, root, meter):
     server.put(f"{folder}/a", b"a" * 1000)
     origin = make(meter=meter)
     here = await origin.lookup(root)
@@ -90,9 +83,7 @@ async def test_requests_count_their_units_and_the_bytes_of_their_answers(
     assert meter.today() == before.plus(200, 1000)
 
 
-async def test_uploaded_bytes_are_not_counted(
-    make: MakeOrigin, server: DriveServer, root: str, meter: QuotaMeter
-) -> None:
+async def test_uploaded_bytes_are_not_counted(make, server, root, meter):
     origin = make(meter=meter)
     await origin.call("pipe_file", f"{root}/a", b"a")
     before = meter.today()
@@ -104,9 +95,7 @@ async def test_uploaded_bytes_are_not_counted(
     assert meter.today().bytes - before.bytes < 10_000
 
 
-async def test_answered_requests_count_and_refusals_for_their_rate_do_not(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str, meter: QuotaMeter
-) -> None:
+async def test_answered_requests_count_and_refusals_for_their_rate_do_not(make, server, folder, root, meter):
     server.put(f"{folder}/a", b"a" * 1000)
     origin = make(meter=meter)
     info = await origin.lookup(f"{root}/a")
@@ -122,7 +111,7 @@ async def test_answered_requests_count_and_refusals_for_their_rate_do_not(
     assert meter.today().units == before.units + 5
 
 
-def test_a_new_day_begins_at_zero(meter: QuotaMeter, clock: Clock) -> None:
+def test_a_new_day_begins_at_zero(meter, clock):
     meter.count("download", 10)
     assert meter.today() == QuotaStats(DAY, 200, 10)
     clock.now += 12 * 3600
@@ -135,26 +124,26 @@ def test_a_new_day_begins_at_zero(meter: QuotaMeter, clock: Clock) -> None:
 class Store:
     """Sums that meters share."""
 
-    def __init__(self) -> None:
-        self.sums: dict[str, tuple[int, int]] = {}
-        self.soon: list[Callable[[], None]] = []
+    def __init__(self):
+        self.sums = {}
+        self.soon = []
         self.is_full = False
 
-    def load(self, day: str) -> tuple[int, int]:
+    def load(self, day):
         return self.sums.get(day, (0, 0))
 
-    def add(self, day: str, units: int, n_bytes: int) -> tuple[int, int]:
+    def add(self, day, units, n_bytes):
         if self.is_full:
             raise OSError
         before = self.load(day)
         self.sums[day] = before[0] + units, before[1] + n_bytes
         return self.sums[day]
 
-    def meter(self, clock: Clock) -> QuotaMeter:
+    def meter(self, clock):
         return QuotaMeter(load=self.load, add=self.add, soon=self.soon.append, clock=clock)
 
 
-def test_meters_of_one_account_add_up(clock: Clock) -> None:
+def test_meters_of_one_account_add_up(clock):
     store = Store()
     one, other = store.meter(clock), store.meter(clock)
     one.count("list", 1)
@@ -171,7 +160,7 @@ def test_meters_of_one_account_add_up(clock: Clock) -> None:
     assert len(store.soon) == 3
 
 
-def test_what_cannot_be_stored_is_kept(clock: Clock) -> None:
+def test_what_cannot_be_stored_is_kept(clock):
     store = Store()
     meter = store.meter(clock)
     meter.count("list", 1)
@@ -188,9 +177,7 @@ def test_what_cannot_be_stored_is_kept(clock: Clock) -> None:
 
 # A warning
 @pytest.mark.parametrize("used", [(int(0.8 * UNITS_A_DAY) - 200, 0), (0, int(0.8 * BYTES_A_DAY) - 1)])
-def test_a_warning_at_80_per_cent_once_a_day(
-    clock: Clock, caplog: pytest.LogCaptureFixture, used: tuple[int, int]
-) -> None:
+def test_a_warning_at_80_per_cent_once_a_day(clock, caplog, used):
     store = Store()
     store.sums = {DAY: (used[0] - 200, used[1] - 1), "2026-11-26": used}
     meter = store.meter(clock)
@@ -207,21 +194,14 @@ def test_a_warning_at_80_per_cent_once_a_day(
 
 
 # A limit
-def limited(clock: Clock) -> QuotaMeter:
+def limited(clock):
     """Return a meter at 200 units below a half of the daily quota."""
     store = Store()
     store.sums[DAY] = UNITS_A_DAY // 2 - 200, 0
     return store.meter(clock)
 
 
-async def test_speculation_stops_at_the_limit_until_the_day_ends(
-    make: MakeOrigin,
-    server: DriveServer,
-    folder: str,
-    root: str,
-    clock: Clock,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_speculation_stops_at_the_limit_until_the_day_ends(make, server, folder, root, clock, caplog):
     server.put(f"{folder}/a", b"a")
     meter = limited(clock)
     origin = make(meter=meter, daily_limit=0.5)
@@ -239,9 +219,7 @@ async def test_speculation_stops_at_the_limit_until_the_day_ends(
     assert origin.spare_s() == 0
 
 
-async def test_everything_stops_at_the_limit_until_the_day_ends(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str, clock: Clock
-) -> None:
+async def test_everything_stops_at_the_limit_until_the_day_ends(make, server, folder, root, clock):
     server.put(f"{folder}/a", b"a")
     meter = limited(clock)
     origin = make(meter=meter, daily_limit="0.5", daily_limit_stops="everything")
@@ -262,12 +240,12 @@ async def test_everything_stops_at_the_limit_until_the_day_ends(
 
 
 @pytest.mark.parametrize("value", [0, -0.5, 1.01, "half", True, float("nan")])
-def test_a_limit_is_a_share(value: object) -> None:
+def test_a_limit_is_a_share(value):
     with pytest.raises(ValueError, match="daily_limit="):
         DriveOptions.of({"daily_limit": value})
     assert DriveOptions.of({"daily_limit": "0.25"}).daily_limit == 0.25
 
 
-def test_a_limit_stops_what_is_known() -> None:
+def test_a_limit_stops_what_is_known():
     with pytest.raises(ValueError, match="daily_limit_stops='reads': one of speculation, everything"):
         DriveOptions.of({"daily_limit_stops": "reads"})

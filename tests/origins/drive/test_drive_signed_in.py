@@ -9,13 +9,9 @@ import subprocess
 import sys
 import threading
 import urllib.parse
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cachedfs.sim import DriveServer
 from tests.support import ROOT
 
 ACCOUNTS = "/computeMetadata/v1/instance/service-accounts/"
@@ -76,14 +72,14 @@ class Metadata(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, drive: DriveServer) -> None:
+    def __init__(self, drive):
         super().__init__(("127.0.0.1", 0), Answers)
         self.drive, self.lock = drive, threading.Lock()
         self.signed_in, self.token, self.n_tokens = False, "", 0
-        self.asked: dict[str, int] = {}  # how often a token was requested, in each part of the notebook
+        self.asked = {}  # how often a token was requested, in each part of the notebook
         self.part = "before"
 
-    def new_part(self, part: str) -> None:
+    def new_part(self, part):
         self.part = part
         if part == "user-said-yes":
             self.signed_in = True
@@ -91,7 +87,7 @@ class Metadata(http.server.ThreadingHTTPServer):
             self.token = ""
             self.drive.require_token("none")
 
-    def answer(self, path: str) -> Any:
+    def answer(self, path):
         if path == "/":
             return ""
         if not self.signed_in:
@@ -113,19 +109,19 @@ class Answers(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Metadata
 
-    def log_message(self, *_: Any) -> None: ...
+    def log_message(self, *_): ...
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         with self.server.lock:
             self.server.new_part(self.path.strip("/"))
         self.reply(200, "")
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         with self.server.lock:
             value = self.server.answer(urllib.parse.urlsplit(self.path).path)
         self.reply(404 if value is None else 200, value)
 
-    def reply(self, status: int, value: Any) -> None:
+    def reply(self, status, value):
         body = b"" if not value else json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Metadata-Flavor", "Google")
@@ -136,7 +132,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def metadata(server: DriveServer) -> Iterator[Metadata]:
+def metadata(server):
     with Metadata(server) as metadata:
         thread = threading.Thread(target=metadata.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -145,7 +141,7 @@ def metadata(server: DriveServer) -> Iterator[Metadata]:
         thread.join()
 
 
-def in_colab(tmp_path: Path, metadata: Metadata, endpoint_url: str) -> dict[str, Any]:
+def in_colab(tmp_path, metadata, endpoint_url):
     """Return the output of the notebook, run as a new process without any credentials."""
     module = tmp_path / "colab" / "google" / "colab"
     module.mkdir(parents=True)
@@ -173,9 +169,7 @@ def in_colab(tmp_path: Path, metadata: Metadata, endpoint_url: str) -> dict[str,
     return dict(json.loads(ran.stdout))
 
 
-def test_authenticate_user_of_colab_lasts_longer_than_its_token(
-    server: DriveServer, metadata: Metadata, tmp_path: Path
-) -> None:
+def test_authenticate_user_of_colab_lasts_longer_than_its_token(server, metadata, tmp_path):
     server.fill(server.folder("epoch"), 64)
     server.fill(server.folder("other"), 8)
     server.require_token("none")

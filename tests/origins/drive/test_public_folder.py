@@ -1,13 +1,9 @@
 """Public folders of Google Drive without an account and without an API key, by their public page."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import fsspec
 import pytest
@@ -22,21 +18,19 @@ from cachedfs.errors import (
     OriginUnavailable,
 )
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.public import page_of, page_url
 from cachedfs.origins.retry import RetryPolicy
-from cachedfs.sim import DriveServer, Fault
+from cachedfs.sim import Fault
 from tests.origins.contract import read
 from tests.support import forget
 
-MakeOrigin = Callable[..., DriveOrigin]
 DATA = os.urandom(3000)
 ID = "1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbOw9yLeeLPNQ"
 DOCUMENT = "application/vnd.google-apps.document"
 
 
 # The page
-def entry(link: str, name: str, mime: str = "text/plain", id: str = "1AbCdEfGh") -> str:
+def entry(link, name, mime="text/plain", id="1AbCdEfGh"):
     """Return an entry of a page, in the markup of Google's pages in 2026."""
     return (
         f'<div class="flip-entry" id="entry-{id}" tabindex="0" role="link"><div class="flip-entry-info"><a href="{link}" '
@@ -47,7 +41,7 @@ def entry(link: str, name: str, mime: str = "text/plain", id: str = "1AbCdEfGh")
     )
 
 
-def page(*entries: str) -> bytes:
+def page(*entries):
     text = "".join(entries)
     title = "<title>A &amp; B</title>"
     return f'<html><head>{title}</head><body><div class="flip-entries">{text}</div></body></html>'.encode()
@@ -94,7 +88,7 @@ def page(*entries: str) -> bytes:
         ),
     ],
 )
-def test_an_entry_of_a_page_is_an_item(link: str, mime: str, found: tuple[Any, ...]) -> None:
+def test_an_entry_of_a_page_is_an_item(link, mime, found):
     shown = page_of(200, page(entry(link, "Größe &lt;1&gt; &amp; a&#39;b/c", mime)), ID, "drive://x", 7.0)
     assert (shown.title, shown.at) == ("A & B", 7.0)
     [item] = shown.items
@@ -103,7 +97,7 @@ def test_an_entry_of_a_page_is_an_item(link: str, mime: str, found: tuple[Any, .
     assert item.get(api.PAGE_READ_AT) == (7.0 if item["mimeType"] == api.FOLDER else None)
 
 
-def test_an_empty_folder_has_a_page_too() -> None:
+def test_an_empty_folder_has_a_page_too():
     assert page_of(200, page(), ID, "drive://x", 7.0).items == []
     link = f'<a href="https://drive.google.com/drive/folders/{ID}">itself</a>'
     assert page_of(200, page(link), ID, "drive://x", 7.0).items == []
@@ -126,26 +120,26 @@ FILE = "https://drive.google.com/file/d/1File-id_0/view"
         page(entry("https://elsewhere.example/1File-id_0", "a", id="x")),
     ],
 )
-def test_a_page_of_another_form_is_an_error_that_names_the_api_key(body: bytes) -> None:
+def test_a_page_of_another_form_is_an_error_that_names_the_api_key(body):
     with pytest.raises(CachedFSError, match=r"drive://x: .*another form than is known.*api_key") as caught:
         page_of(200, body, ID, "drive://x", 7.0)
     assert not isinstance(caught.value, FileNotFoundError)
 
 
 @pytest.mark.parametrize("status", [302, 403, 404, 500])
-def test_no_page_is_no_absence(status: int) -> None:
+def test_no_page_is_no_absence(status):
     with pytest.raises(AccessDenied, match=r"no public page of this folder.*Anyone with the link.*api_key"):
         page_of(status, b"", ID, "drive://x", 7.0)
 
 
-def test_the_pages_are_at_google_or_at_the_simulated_drive() -> None:
+def test_the_pages_are_at_google_or_at_the_simulated_drive():
     assert page_url(api.GOOGLE) == "https://drive.google.com/embeddedfolderview"
     assert page_url("http://127.0.0.1:1") == "http://127.0.0.1:1/embeddedfolderview"
 
 
 # Reading
 @pytest.fixture
-def server(server: DriveServer) -> Iterator[DriveServer]:
+def server(server):
     """A Drive that answers no anonymous requests, as Google's does."""
     server.require_token("of an account")
     yield server
@@ -155,7 +149,7 @@ def server(server: DriveServer) -> Iterator[DriveServer]:
 
 
 @pytest.fixture
-def tree(server: DriveServer, folder: str) -> str:
+def tree(server, folder):
     """The id of a public folder with the files a, b and sub/c."""
     for name in ("a", "b", "sub/c"):
         server.put(f"{folder}/{name}", name.encode() * 1000)
@@ -165,10 +159,10 @@ def tree(server: DriveServer, folder: str) -> str:
 
 
 @pytest.fixture
-def cached(server: DriveServer, own_cache: Any, nobody: None) -> Callable[..., Any]:
+def cached(server, own_cache, nobody):
     """A function that makes a filesystem over the cache."""
 
-    def make_filesystem(**options: Any) -> Any:
+    def make_filesystem(**options):
         drive = {"endpoint_url": server.endpoint_url, **options.pop("drive", {})}
         return fsspec.filesystem(
             "cachedfs", target_protocol="drive", drive=drive, skip_instance_cache=True, **options
@@ -177,14 +171,14 @@ def cached(server: DriveServer, own_cache: Any, nobody: None) -> Callable[..., A
     return make_filesystem
 
 
-def asked(server: DriveServer) -> dict[str, int]:
+def asked(server):
     """Return the requests since the last call, by kind."""
     found = Counter(request.kind for request in server.requests)
     server.reset()
     return dict(found)
 
 
-def test_a_public_folder_is_listed_by_its_page(cached: Any, server: DriveServer, tree: str) -> None:
+def test_a_public_folder_is_listed_by_its_page(cached, server, tree):
     fs = cached()
     link = f"https://drive.google.com/drive/folders/{tree}?usp=sharing"
     assert sorted(fs.ls(link, detail=False)) == [f"id:{tree}/{name}" for name in ("a", "b", "sub")]
@@ -211,9 +205,7 @@ def test_a_public_folder_is_listed_by_its_page(cached: Any, server: DriveServer,
     assert asked(server) == {"media": 2}
 
 
-def test_files_of_a_public_folder_are_read_and_cached(
-    cached: Any, server: DriveServer, tree: str, tmp_path: Any
-) -> None:
+def test_files_of_a_public_folder_are_read_and_cached(cached, server, tree, tmp_path):
     fs = cached()
     assert fs.cat_file(f"id:{tree}/sub/c") == b"sub/c" * 1000
     # What is the folder, its page, the page of the folder below, and the file: its version before, with and after the bytes.
@@ -229,8 +221,8 @@ def test_files_of_a_public_folder_are_read_and_cached(
 
 
 def test_the_command_line_copies_a_link_to_a_public_folder(
-    server: DriveServer, folder: str, tree: str, own_cache: Any, nobody: None, tmp_path: Any, monkeypatch: Any
-) -> None:
+    server, folder, tree, own_cache, nobody, tmp_path, monkeypatch
+):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     link, options = (
@@ -245,7 +237,7 @@ def test_the_command_line_copies_a_link_to_a_public_folder(
     assert copies == {f"{folder}/{name}" for name in ("a", "b", "sub/c")}
 
 
-def test_a_prefetch_of_a_public_folder_fetches_each_file(cached: Any, server: DriveServer, tree: str) -> None:
+def test_a_prefetch_of_a_public_folder_fetches_each_file(cached, server, tree):
     fs = cached()
     fs.prefetch([f"id:{tree}"]).wait()
     assert asked(server) == {"media": 10, "page": 2}
@@ -253,9 +245,7 @@ def test_a_prefetch_of_a_public_folder_fetches_each_file(cached: Any, server: Dr
     assert asked(server) == {}
 
 
-def test_a_page_is_as_new_as_the_folder(
-    cached: Any, clock: Any, server: DriveServer, folder: str, tree: str
-) -> None:
+def test_a_page_is_as_new_as_the_folder(cached, clock, server, folder, tree):
     fs = cached(max_age=60)
     assert fs.cat_file(f"id:{tree}/a") == b"a" * 1000
     for path in fs.find(f"id:{tree}"):
@@ -275,9 +265,7 @@ def test_a_page_is_as_new_as_the_folder(
     assert asked(server) == {"page": 2}
 
 
-def test_a_name_that_the_page_lacks_is_never_absent(
-    cached: Any, clock: Any, server: DriveServer, tree: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_the_page_lacks_is_never_absent(cached, clock, server, tree, monkeypatch):
     at_once = functools.partial(RetryPolicy, base_s=0.0, media_s=3600.0, metadata_s=3600.0)
     monkeypatch.setattr("cachedfs.origins.drive.client.RetryPolicy", at_once)
     server.page_limit(2)  # sub and a
@@ -301,9 +289,7 @@ def test_a_name_that_the_page_lacks_is_never_absent(
 
 
 @pytest.mark.parametrize("status", [302, 403, 404])
-def test_a_folder_or_file_that_cannot_be_seen_any_more_is_no_absence(
-    cached: Any, clock: Any, server: DriveServer, tree: str, status: int
-) -> None:
+def test_a_folder_or_file_that_cannot_be_seen_any_more_is_no_absence(cached, clock, server, tree, status):
     fs = cached()
     assert fs.cat_file(f"id:{tree}/a") == b"a" * 1000
     clock(61)
@@ -319,9 +305,7 @@ def test_a_folder_or_file_that_cannot_be_seen_any_more_is_no_absence(
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_a_zarr_array_raises_for_a_chunk_that_the_page_lacks(
-    cached: Any, server: DriveServer, folder: str, zarr_format: Any
-) -> None:
+def test_a_zarr_array_raises_for_a_chunk_that_the_page_lacks(cached, server, folder, zarr_format):
     zarr = pytest.importorskip("zarr")
     np = pytest.importorskip("numpy")
     store = zarr.storage.MemoryStore()
@@ -342,9 +326,7 @@ def test_a_zarr_array_raises_for_a_chunk_that_the_page_lacks(
         opened[:]
 
 
-async def test_names_shortcuts_and_documents_of_a_public_folder(
-    make: MakeOrigin, server: DriveServer, folder: str
-) -> None:
+async def test_names_shortcuts_and_documents_of_a_public_folder(make, server, folder):
     old = server.add("x", b"old", parent=(id := server.folder(folder)), modifiedTime="2020-01-01T00:00:00Z")
     newest = server.add("x", b"newest", parent=id, modifiedTime="2099-01-01T00:00:00Z")
     older = server.add("x", b"older", parent=id, modifiedTime="2019-01-01T00:00:00Z")
@@ -375,9 +357,7 @@ async def test_names_shortcuts_and_documents_of_a_public_folder(
         ({"close_before": True}, OriginUnavailable),
     ],
 )
-async def test_only_a_page_that_is_missing_too_makes_an_absence(
-    make: MakeOrigin, server: DriveServer, tree: str, page: dict[str, Any], error: type[Exception]
-) -> None:
+async def test_only_a_page_that_is_missing_too_makes_an_absence(make, server, tree, page, error):
     html = {"Content-Type": "text/html"}
     server.fail(Fault(kind="media", status=404, body="", headers=html, times=None))
     server.fail(Fault(kind="page", headers=html, times=None, **page))
@@ -386,9 +366,7 @@ async def test_only_a_page_that_is_missing_too_makes_an_absence(
     assert isinstance(caught.value, FileNotFoundError) == (error is ObjectNotFound)
 
 
-async def test_a_passing_retryable_the_page_is_retried(
-    make: MakeOrigin, server: DriveServer, tree: str
-) -> None:
+async def test_a_passing_retryable_the_page_is_retried(make, server, tree):
     origin = make()
     await origin.lookup(f"id:{tree}")
     page = {"Content-Type": "text/html"}
@@ -397,18 +375,14 @@ async def test_a_passing_retryable_the_page_is_retried(
         assert (await origin.lookup(path)).path == path
 
 
-async def test_a_folder_needs_its_resource_key(
-    make: MakeOrigin, server: DriveServer, folder: str, tree: str
-) -> None:
+async def test_a_folder_needs_its_resource_key(make, server, folder, tree):
     server.edit(tree, resourceKey="0-a8Xq1ZkP")
     with pytest.raises(AccessDenied, match="not public"):
         await make().lookup(f"id:{tree}")
     assert (await read(make(), f"id:{tree},resourcekey=0-a8Xq1ZkP/a"))[0] == b"a" * 1000
 
 
-async def test_many_readers_of_a_folder_share_its_page(
-    make: MakeOrigin, server: DriveServer, tree: str
-) -> None:
+async def test_many_readers_of_a_folder_share_its_page(make, server, tree):
     origin = make()
     parent = await origin.lookup(f"id:{tree}")
     sub = await origin.lookup(f"id:{tree}/sub", parent)

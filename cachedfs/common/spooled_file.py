@@ -1,0 +1,172 @@
+"""`SpooledFile`: a file open for writing that is kept on the local disk and sent whole, unless its writer fails."""
+
+from __future__ import annotations
+
+import io
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from cachedfs.errors import CachedFSError
+
+__all__ = ["SpooledFile", "failure_since", "handled_exceptions", "is_failure", "kept_locally", "new_spool"]
+
+_IN_MEMORY = 8 << 20  # bytes of a file being written that are in memory; the rest is on the disk
+
+
+# Failures of writers
+def handled_exceptions() -> tuple[BaseException, ...]:
+    """Return the exceptions that are being handled now, the innermost first."""
+    found: list[BaseException] = []
+    error = sys.exc_info()[1]
+    while error is not None and not any(error is known for known in found):
+        found.append(error)
+        error = error.__context__
+    return tuple(found)
+
+
+def failure_since(before: tuple[BaseException, ...]) -> BaseException | None:
+    """Return the failure that is being handled now, unless it is one of the exceptions `before`."""
+    error = sys.exc_info()[1]
+    if error is None or not is_failure(error) or any(error is known for known in before):
+        return None
+    return error
+
+
+def is_failure(error: BaseException) -> bool:
+    """Return whether an exception means a failure; the end of an iteration and `sys.exit(0)` do not."""
+    if isinstance(error, SystemExit):
+        return error.code not in (None, 0)
+    return not isinstance(error, (StopIteration, StopAsyncIteration, GeneratorExit))
+
+
+def new_spool() -> Any:
+    """Return a local file for what is written."""
+    return tempfile.SpooledTemporaryFile(_IN_MEMORY)
+
+
+@contextmanager
+def kept_locally(url: str) -> Iterator[None]:
+    """Explain an OSError of the local disk, which keeps written bytes until they are sent."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, CachedFSError):
+            raise
+        ours = CachedFSError(
+            f"{url}: data being written is stored in {tempfile.gettempdir()} until it is sent, and that failed "
+            f"({error.strerror}); nothing is sent. TMPDIR names another folder"
+        )
+        ours.errno = error.errno
+        raise ours from error
+
+
+class SpooledFile(io.RawIOBase):
+    """A file open for writing: kept locally, and sent at close, so a process that dies first changes nothing.
+
+    Without `autocommit` it is sent by `commit`, at the end of a transaction.
+    """
+
+    # Nothing in here may fail: Python closes what it has half made, and closing sends.
+    def __init__(
+        self, url: str, mode: str, send: Callable[[Any], object], spool: Any, *, autocommit: bool
+    ) -> None:
+        """`send` makes the bytes of an open file the object's content; the file keeps what is in `spool` already."""
+        self.mode, self.autocommit = mode, autocommit
+        self._url, self._send, self._spool = url, send, spool
+        self._trouble: CachedFSError | None = None
+        self._handled = handled_exceptions()  # while the file is opened
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True  # as h5py needs
+
+    def seekable(self) -> bool:
+        return self.mode != "ab"  # which writes at the end
+
+    def readinto(self, buffer: Any, /) -> int:
+        return int(self._spool.readinto(buffer))
+
+    def truncate(self, size: int | None = None, /) -> int:
+        return int(self._spool.truncate(size))
+
+    def write(self, data: Any, /) -> int:
+        return int(self._keep(self._spool.write, data))
+
+    def flush(self) -> None:
+        super().flush()
+        if not self._spool.closed:
+            self._keep(self._spool.flush)
+
+    def _keep(self, act: Callable[..., Any], *args: Any) -> Any:
+        """Call a method of the spool; nothing is sent after it failed, also if the caller ignores the error."""
+        if self._trouble is not None:
+            raise self._trouble
+        try:
+            with kept_locally(self._url):
+                return act(*args)
+        except CachedFSError as error:
+            self.discard()
+            self._trouble = error
+            raise
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        if not self.seekable():
+            raise io.UnsupportedOperation(f"{self._url}: what is appended is written at the end")
+        return int(self._spool.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._spool.tell())
+
+    def close(self) -> None:
+        """Send what was written, unless a transaction will do it.
+
+        A call while an exception is handled that was raised after the file was opened sends nothing and raises that
+        exception again: a text wrapper closes its binary file this way when its writer fails.
+        """
+        if self.closed:
+            return
+        error = failure_since(self._handled)
+        self._handled = ()  # they hold the frames that hold this file
+        try:
+            if error is not None:
+                self.discard()
+                raise error
+            if self._trouble is not None:
+                raise self._trouble  # half a file is nobody's file
+            if self.autocommit:
+                self.commit()
+        finally:
+            super().close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None = None, *traceback: object
+    ) -> None:
+        if kind is not None and is_failure(error or kind()):
+            self.discard()  # half a file is nobody's file
+            super().close()
+        self.close()
+
+    def __del__(self) -> None:
+        if not self.closed:  # not closed: nobody said that it was complete
+            self.discard()
+            super().close()
+
+    def commit(self) -> None:
+        """Send the written bytes, unless they were discarded: a transaction may still list the file."""
+        if self._spool.closed:
+            return
+        try:
+            self._keep(self._spool.seek, 0)  # first: a full local disk must not change the object
+            self._send(self._spool)
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Remove what was written."""
+        with suppress(OSError):  # a full disk makes the final flush fail
+            self._spool.close()
