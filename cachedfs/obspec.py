@@ -11,12 +11,9 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-import fsspec
-from fsspec.core import split_protocol
-
 from cachedfs.common.blocks import clip
 from cachedfs.common.types import ObjectInfo
-from cachedfs.common.urls import filesystem_class, is_url
+from cachedfs.common.urls import filesystem_at, is_url
 from cachedfs.common.walk import ABSENT
 from cachedfs.core.objects import Entry
 from cachedfs.errors import AccessDenied, IsAFolder, ObjectNotFound
@@ -86,9 +83,7 @@ class CachedStore:
                         f"write gs://{url} for Google Cloud Storage, s3://{url} for S3"
                     )
                 url = f"file://{url}"
-            # First, as fsspec's own error does not name the extra.
-            filesystem_class(split_protocol(url.rpartition("::")[2])[0] or "file")
-            fs, root = fsspec.url_to_fs(url if url.startswith(_OURS) else f"cachedfs::{url}", **options)
+            fs, root = filesystem_at(url if url.startswith(_OURS) else f"cachedfs::{url}", options)
             kind = fs.target_protocol
         else:
             given = {

@@ -88,7 +88,8 @@ class BlockWriter(BlockReader):
         """
         new: dict[str, _NewBlock] = {}
         for key, data in blocks:
-            pieces, name = [data] if isinstance(data, Buffer) else data, key.name
+            pieces = [data] if isinstance(data, Buffer) else data
+            name = f"{key.object.digest}-{key.index:x}"  # as `key.name`, without two calls
             trailer = encode_trailer(key.object, key.index, *pieces)
             size = sum([memoryview(piece).nbytes for piece in pieces]) + len(trailer)
             new[name] = _NewBlock(key, [*pieces, trailer], size, name)

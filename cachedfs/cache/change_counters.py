@@ -243,17 +243,19 @@ def _counter(tables: Iterable[_Table], slots: tuple[int, ...], known: dict[tuple
     return counter
 
 
-@lru_cache(1000)  # a read needs the slots of its path several times
 def slots_of(identity: str, path: str) -> tuple[int, ...]:
     """Return the slots that make up the counter of `path`: its own, and those of the trees that contain it.
 
     They are the same in every process and forever. A folder's name with a "/" at its end means its listing.
     """
-    slots = [_slot(identity, path)]
-    while path:
-        path = path.rpartition("/")[0]
-        slots.append(_HALF + _slot(identity, path))
-    return tuple(slots)
+    above = _trees_of(identity, path.rpartition("/")[0]) if path else ()
+    return (_slot(identity, path), *above)
+
+
+@lru_cache(1000)  # the objects in a folder have the same ones
+def _trees_of(identity: str, folder: str) -> tuple[int, ...]:
+    above = _trees_of(identity, folder.rpartition("/")[0]) if folder else ()
+    return (_HALF + _slot(identity, folder), *above)
 
 
 def _slot(identity: str, name: str) -> int:

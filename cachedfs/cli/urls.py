@@ -99,16 +99,11 @@ def locate(text: str, common: CommonOptions, **more: Any) -> Location:
 
     From then on error messages name this URL.
     """
-    from fsspec.core import split_protocol, url_to_fs
-
-    from cachedfs.common.urls import filesystem_class
+    from cachedfs.common.urls import filesystem_at
 
     common.url = text
     url = cached_url(text)
-    options = options_of(url, common, **more)
-    if url.startswith("cachedfs::"):  # fsspec's error names no extra
-        filesystem_class(split_protocol(url.rpartition("::")[2])[0] or "file")
-    fs, path = url_to_fs(url, **options)
+    fs, path = filesystem_at(url, options_of(url, common, **more))
     return Location(text, fs, fs._strip(path))
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from cachedfs.common.types import Range
+from cachedfs.common.types import Range, Suffix
 
-__all__ = ["align", "beginning", "block_range", "clip", "covering", "merge"]
+__all__ = ["beginning", "block_range", "clip", "covering", "first_range", "merge"]
 
 
 def clip(start: int | None, stop: int | None, size: int) -> Range:
@@ -19,7 +19,7 @@ def clip(start: int | None, stop: int | None, size: int) -> Range:
 
 def covering(want: Range, block_size: int) -> range:
     """Return the indexes of the blocks that contain `want`; empty for an empty range."""
-    if want.size == 0:
+    if want.start == want.stop:
         return range(0)
     return range(want.start // block_size, (want.stop - 1) // block_size + 1)
 
@@ -35,11 +35,6 @@ def block_range(index: int, block_size: int, size: int) -> Range:
     return Range(start, min(start + block_size, size))
 
 
-def align(want: Range, block_size: int) -> Range:
-    """Return `want` extended to whole blocks; the result may end beyond the object."""
-    return Range(want.start - want.start % block_size, -(-want.stop // block_size) * block_size)
-
-
 def beginning(start: int | None, stop: int | None, *, block_size: int, most: int) -> Range:
     """Return the range of the first blocks of slice `[start:stop]` of an object of unknown size.
 
@@ -51,6 +46,16 @@ def beginning(start: int | None, stop: int | None, *, block_size: int, most: int
     if stop is not None and stop >= 0:
         n = min(n, max(1, -(-stop // block_size) - first))
     return Range(first * block_size, (first + n) * block_size)
+
+
+def first_range(start: int | None, stop: int | None, block_size: int, most: int) -> Range | Suffix:
+    """Return what to request first of slice `[start:stop]` of an object of unknown size.
+
+    For a negative `start` it is enough to have the blocks of the last bytes complete, whatever the size of the object.
+    """
+    if start is not None and start < 0:
+        return Suffix(block_size - 1 - start)
+    return beginning(start, stop, block_size=block_size, most=most)
 
 
 def merge(missing: Iterable[int], block_size: int, *, size: int, request_size: int) -> Iterator[Range]:

@@ -204,17 +204,26 @@ def unwatch(source: Any) -> None:
         active.write()  # the process may be about to end
 
 
-@contextlib.contextmanager
-def waiting(path: str, start: int | None = None, stop: int | None = None) -> Iterator[None]:
+_NOT_LOGGED = contextlib.nullcontext()
+
+
+def waiting(
+    path: str, start: int | None = None, stop: int | None = None
+) -> contextlib.AbstractContextManager[None]:
     """Log that a caller waits for bytes or metadata of an object while the `with` block runs.
 
     `start` and `stop` are the byte range. Waits below `MIN_WAIT_S` are not logged.
     """
-    log, began = active, time.monotonic()
+    return _NOT_LOGGED if (log := active) is None else _logged_wait(log, path, start, stop)
+
+
+@contextlib.contextmanager
+def _logged_wait(log: EventLog, path: str, start: int | None, stop: int | None) -> Iterator[None]:
+    began = time.monotonic()
     try:
         yield
     finally:
-        if log is not None and (took_s := time.monotonic() - began) >= MIN_WAIT_S:
+        if (took_s := time.monotonic() - began) >= MIN_WAIT_S:
             log.note("wait", began, path=public_url(path), start=start, stop=stop, took_s=round(took_s, 6))
 
 

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any
 
 import fsspec
-from fsspec.core import has_magic
+from fsspec.core import has_magic, split_protocol
 from fsspec.registry import known_implementations
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import stringify_path
@@ -24,7 +24,9 @@ __all__ = [
     "ORIGINS",
     "SLASH_NAMES",
     "before_magic",
+    "filesystem_at",
     "filesystem_class",
+    "import_error",
     "is_pattern",
     "is_url",
     "jsonable",
@@ -40,7 +42,13 @@ GCS_PROTOCOLS = ("gs", "gcs")
 LOCAL_PROTOCOLS = ("file", "local")
 ORIGINS = {"cgs": "gs", "cdrive": "drive"}  # target protocols of our short protocols
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
-_EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}  # what to install for a protocol
+_EXTRAS = {
+    "gs": "gcs",
+    "gcs": "gcs",
+    "s3": "s3",
+    "s3a": "s3",
+    "drive": "drive",
+}  # what to install for a protocol
 _USER = re.compile(r"(?<=://)(?!-[0-9a-f]{16}@)[^/?#]*@")
 _SIGNED = r"(?i)(?:^|&)(?:sig|[^=&]*(?:signature|token|secret|passw|credential|auth|key|code|session|policy)[^=&]*)="
 # Redundant parts of a local path: the repeated "/" and the "/." of `a//b`, `a/./b` and `a/.`.
@@ -186,13 +194,36 @@ def filesystem_class(protocol: str) -> Any:
     try:
         return fsspec.get_filesystem_class(protocol)
     except ImportError as error:
-        advice = f': pip install "cachedfs[{_EXTRAS[protocol]}]"' if protocol in _EXTRAS else ""
-        raise ImportError(f"{protocol}:// needs a package that is not installed ({error}){advice}") from error
+        raise import_error(protocol, error) from error
     except ValueError as error:
         raise ValueError(
             f"no installed package knows the protocol {protocol}://; install the one that registers it with "
             'fsspec (for Google Cloud Storage: pip install "cachedfs[gcs]"), or correct the URL'
         ) from error
+
+
+def filesystem_at(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return fsspec's filesystem and path for a URL. A package that cannot be imported is named with the reason."""
+    filesystem_class(
+        split_protocol(url.rpartition("::")[2])[0] or "file"
+    )  # fsspec's own error hides the reason
+    found: tuple[Any, str] = fsspec.url_to_fs(url, **options)
+    return found
+
+
+def import_error(protocol: str, error: ImportError, package: str = "") -> ImportError:
+    """Return an error that says what a protocol's package cannot import, why, and what to do."""
+    package = package or known_implementations[protocol]["class"].partition(".")[0]
+    first: Any = error
+    while isinstance(first.__cause__, ImportError):  # fsspec replaces the message
+        first = first.__cause__
+    if (first.name or "").partition(".")[0] == package:
+        advice = f': pip install "cachedfs[{_EXTRAS[protocol]}]"' if protocol in _EXTRAS else ""
+        return ImportError(f"{protocol}:// needs {package}, which is not installed ({error}){advice}")
+    return ImportError(
+        f"{protocol}:// needs {package}, and its import failed: {first}. Another package may need a different "
+        "version of that: `pip check` names both"
+    )
 
 
 # Option names that indicate a credential, in any filesystem.

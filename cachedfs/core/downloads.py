@@ -11,15 +11,15 @@ from typing import Any
 
 from cachedfs.common.blocks import covering
 from cachedfs.common.clock import clock
+from cachedfs.common.single_flight import Lookup
 from cachedfs.common.types import BlockKey, ObjectInfo, Range, Suffix
 from cachedfs.core.download import Download, DownloadStopped
-from cachedfs.core.objects import Entry, Objects
+from cachedfs.core.objects import Objects
 from cachedfs.core.speculation import SpeculativeRequest
 from cachedfs.core.store_queue import FetchedBlock
 from cachedfs.core.version import Version, version_of
 from cachedfs.errors import CachedFSError, ChecksumMismatch, ObjectChanged, ObjectNotFound
 from cachedfs.origins.base import Reply
-from cachedfs.origins.request_slots import LEAST_WINDOW
 
 __all__ = ["Downloads"]
 
@@ -31,7 +31,6 @@ class Downloads:
 
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
-        self._least_window = min(LEAST_WINDOW, objects.config.concurrency)
         self._per_request = max(1, objects.config.request_size // objects.config.block_size)  # blocks
         self._bounds = objects.config.bounds
 
@@ -126,24 +125,25 @@ class Downloads:
         engine.spawn(self._run(download, info.path, partial(self._read_version, download, info, bytes_)))
         return download
 
-    async def first(self, path: str, want: Range | Suffix, *, demand: int) -> tuple[Entry, Download | None]:
-        """Request `want` of an object whose metadata is unknown; return at the response headers, which have it.
+    async def first(
+        self,
+        path: str,
+        want: Range | Suffix,
+        lookup: Lookup,
+        *,
+        demand: int,
+        then: Callable[[], object] | None,
+    ) -> None:
+        """Request `want` of an object whose metadata is unknown; answer `lookup` at the headers, which have it.
 
-        The download is None for an object that does not exist. The request brings at least the bytes below `demand`. It
-        is canceled with its caller. Raises the error of a request without such headers.
+        The answer is the entry and the download, which is None for an object that does not exist. The request brings at
+        least the bytes below `demand`. `then` is called once the entry is stored. Raises the error of a request without
+        such headers.
         """
         download = Download(demand=demand)
-        headers: asyncio.Future[tuple[Entry, Download | None]] = asyncio.get_running_loop().create_future()
-        request = partial(self._read_unknown, download, path, want, headers)
-        task = self.objects.engine.spawn(self._run(download, path, request))
-        try:
-            await asyncio.wait((headers, task), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if not headers.done():
-                task.cancel()  # unless it is done
-        if not headers.done():
+        await self._run(download, path, partial(self._read_unknown, download, path, want, lookup, then))
+        if not lookup.is_answered:
             raise download.error or DownloadStopped
-        return headers.result()
 
     def launch_speculative(self, version: Version, wanted: Iterable[range], keep: deque[Download]) -> None:
         """Queue a speculative request for each range of blocks in `wanted`, in this order.
@@ -183,10 +183,11 @@ class Downloads:
 
         A paused download keeps its slot, and a new request would have to wait for it.
         """
-        active = [download for download in self.objects.engine.active_requests if not download.is_speculative]
-        if len(active) >= self.objects.origin(path).concurrency:
-            for download in active:
-                if download.paused:
+        engine = self.objects.engine
+        n_active = sum(not download.is_speculative for download in engine.active_requests)
+        if n_active >= self.objects.origin(path).concurrency:
+            for download in engine.paused_requests:
+                if not download.is_speculative:
                     download.stop_soon(download.filled)
 
     async def _run(
@@ -201,24 +202,29 @@ class Downloads:
         engine.active_requests.add(download)
         download.task = asyncio.current_task()
         try:
-            if len(engine.active_requests) > self._least_window and not download.is_speculative:
+            if engine.paused_requests and not download.is_speculative:
                 self._stop_paused(path)
             await request()
-        except CachedFSError as failure:
-            error = failure
-            if download.info is not None and isinstance(failure, ObjectChanged | ChecksumMismatch):
-                self.objects.expire_version(download.info)  # whoever opens it next looks it up
-        except OSError as failure:  # not translated by the origin: wrap it to add the URL
-            error = CachedFSError(f"{self.objects.url(path)}: {failure}")
-            error.__cause__ = failure
-        except Exception as failure:  # e.g. a missing package or a wrong option: the waiters raise it
-            error = failure
+        except Exception as failure:
+            error = self._failed(download, path, failure)
         finally:
             engine.active_requests.discard(download)
             if download.version is not None and download.filled < download.stop:
                 self._release_unreceived(download, download.version)
             download.finish(error)
             engine.speculation.pump()
+
+    def _failed(self, download: Download, path: str, failure: Exception) -> Exception:
+        """Return the error of a failed request for its waiters."""
+        if isinstance(failure, ObjectChanged | ChecksumMismatch) and download.info is not None:
+            self.objects.expire_version(download.info)  # whoever opens it next looks it up
+        if isinstance(failure, CachedFSError) or not isinstance(failure, OSError):
+            return failure  # also a missing package, or a wrong option
+        error = CachedFSError(
+            f"{self.objects.url(path)}: {failure}"
+        )  # with the URL, which the origin did not add
+        error.__cause__ = failure
+        return error
 
     def _release_unreceived(self, download: Download, version: Version) -> None:
         """Release the fetch locks of the blocks that were not received."""
@@ -256,7 +262,8 @@ class Downloads:
         download: Download,
         path: str,
         want: Range | Suffix,
-        headers: asyncio.Future[tuple[Entry, Download | None]],
+        lookup: Lookup,
+        then: Callable[[], object] | None,
     ) -> None:
         objects, now, counter = self.objects, clock.now(), self.objects.counter(path)
         try:
@@ -266,13 +273,13 @@ class Downloads:
                 # First take the fetch locks: others that see the entry would fetch the same blocks.
                 if version is not None:
                     self._register(download, version)
-                entry = objects.learn(path, reply.info, asked_at=now, counter=counter)
+                entry = objects.learn(path, reply.info, asked_at=now, counter=counter, then=then)
                 entry.version = version
-                headers.set_result((entry, download))
+                lookup.answer((entry, download))
                 await self._receive(download, reply)
         except ObjectNotFound:
             if download.info is None:
-                headers.set_result((objects.learn(path, None, asked_at=now, counter=counter), None))
+                lookup.answer((objects.learn(path, None, asked_at=now, counter=counter, then=then), None))
             raise
 
     def _register(self, download: Download, version: Version) -> None:
@@ -304,7 +311,7 @@ class Downloads:
                     engine.store_queue.put(unstored)
                     unstored = []
                 is_enough = download.demand <= download.filled < download.stop
-                if is_enough and not await download.wait_for_demand(PATIENCE_S):
+                if is_enough and not await self._wait_for_demand(download):
                     break
                 if engine.store_queue.queued_bytes > engine.max_queued // 2:
                     await engine.wait_for_space(download)
@@ -318,6 +325,15 @@ class Downloads:
         finally:
             if unstored:
                 engine.store_queue.put(unstored)
+
+    async def _wait_for_demand(self, download: Download) -> bool:
+        """Pause the body until a reader wants more; return False if it should end here."""
+        paused = self.objects.engine.paused_requests
+        paused.add(download)
+        try:
+            return await download.wait_for_demand(PATIENCE_S)
+        finally:
+            paused.discard(download)
 
     def _feed(self, download: Download, version: Version, data: bytes) -> list[FetchedBlock]:
         """Pass received bytes to readers; return the blocks that are complete now, without those of other downloads."""

@@ -73,8 +73,11 @@ class Engine:
         self.by_block: dict[tuple[str, int], Download] = {}
         # Requests that hold a request slot or wait for one. Event loop thread only.
         self.active_requests: set[Download] = set()
+        self.paused_requests: set[Download] = (
+            set()
+        )  # of these: their bodies wait for a reader that wants more
         self.speculation = SpeculativeQueue()
-        self.lookups = SingleFlight(self.spawn)
+        self.lookups = SingleFlight()
         self.path_locks = PathLocks(self.cache)
         # Reads that wait for requests, without those of open files. Event loop thread only.
         self.n_reading = 0
@@ -199,10 +202,18 @@ class Engine:
     ) -> asyncio.Task[T]:
         """Start a task that the engine owns until it ends, and call `ended` then. Event loop thread only."""
         task = self._tasks[coroutine] = asyncio.get_running_loop().create_task(coroutine)
-        task.add_done_callback(partial(self._tasks.pop, coroutine))
-        if ended is not None:
-            task.add_done_callback(ended)
+        task.add_done_callback(partial(self._ended, coroutine, ended))
         return task
+
+    def _ended(
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        ended: Callable[[asyncio.Task[Any]], object] | None,
+        task: asyncio.Task[Any],
+    ) -> None:
+        del self._tasks[coroutine]
+        if ended is not None:
+            ended(task)
 
     def _cancel_soon(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Cancel a coroutine that the loop may have or not: an interrupt leaves that unknown."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from cachedfs.cache.index.metadata_records import folder_of, hash_of
 from cachedfs.common.clock import clock
+from cachedfs.common.single_flight import Lookup
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.common.urls import without_slash
 from cachedfs.core.change_feed import ChangeFeeds, is_covered
@@ -36,6 +37,7 @@ MOST_FOLDERS = 1000  # whose names are counted
 LISTING_ENDS_S = 60.0  # an unfinished listing ends if no further name is asked for so long
 
 Resolved = tuple[Entry, Download | None]
+_Want = Range | Suffix
 
 
 class _Call:
@@ -98,7 +100,7 @@ class Lookups:
             raise self.objects.not_found(entry.path, entry)
         return entry.info
 
-    async def resolve(self, path: str, want: Range | Suffix, *, demand: int) -> Resolved:
+    async def resolve(self, path: str, want: _Want, *, demand: int) -> Resolved:
         """Return the metadata entry of `path` and, if it was found by a read, its request.
 
         The read is of `want`. A read is the cheapest lookup of an unknown object: its headers carry the metadata.
@@ -120,13 +122,13 @@ class Lookups:
     async def ask(self, path: str) -> Entry:
         """Ask the origin for the current metadata of `path`."""
 
-        async def look_up() -> Resolved:
+        async def look_up(_: Lookup) -> Resolved:
             return await self._lookup(path, self.objects.known(path)), None
 
         return (await self._share(path, look_up))[0]
 
     def _share(
-        self, path: str, ask: Callable[[], Coroutine[Any, Any, Resolved]]
+        self, path: str, ask: Callable[[Lookup], Coroutine[Any, Any, Resolved | None]]
     ) -> Coroutine[Any, Any, Resolved]:
         """Call `ask`, or wait for a running lookup of `path` for the same credentials and options.
 
@@ -137,34 +139,43 @@ class Lookups:
         counter = objects.counter(path) if objects.lifetime_s > 0 else object()  # equals no other
         return objects.engine.lookups.run((objects.caller_key, path), counter, ask)
 
-    async def _read(self, path: str, want: Range | Suffix, demand: int) -> Resolved:
-        """Read `want` and take the metadata of the object from the response headers.
+    async def _read(self, path: str, want: _Want, demand: int, lookup: Lookup) -> Resolved | None:
+        """Read `want`, and take the metadata of the object from the headers; return None after the body.
 
-        One process of the machine asks; the others wait for its metadata entry. Their reads then find the fetch locks
-        of the blocks taken.
+        One process of the machine asks. The others wait for its entry, and then find the fetch locks of its blocks taken.
         """
         objects, locks = self.objects, self.objects.engine.cache.locks
         lock = hash_of(f"lookups at {objects.identity}", path)
-        take, release = partial(locks.take, lock), partial(locks.release, lock)
-        found: int | Entry | None = None
+        found: Entry | int = 0
         if objects.lifetime_s > 0:  # else an answer to others is too old
-            found = take() or await poll(lambda: take() or self._answer(path), within_s=OVERDUE_S)
+            found = locks.take(lock) or await self._wait_for_other_process(path, lock)
             if isinstance(found, Entry):
                 return found, None
+        release = partial(locks.release, lock) if found else None  # when others can see the entry
         try:
-            old = objects.known(path)
-            is_fresh = old is not None and objects.is_fresh(old)
-            if old is not None and is_fresh and (old.info is None or old.info.kind == "file"):
-                return old, None
-            # A folder of a listing may be an object as well. An expired object is probably unchanged: no need for a body.
-            if old is not None and (is_fresh or self._is_cached(old)):
-                return await self._lookup(path, old), None
-            stale = (old, None) if old is not None and can_stand(objects, old) else None
-            first = partial(self._downloads.first, path, want, demand=demand)
-            return await answer_of(objects, first, path, None if stale is None else lambda: stale)
+            if (old := objects.known(path)) and (answer := await self._answer_without_body(path, old)):
+                return answer, None
+            stale = partial(_without_download, old) if old and can_stand(objects, old) else None
+            first = partial(self._downloads.first, path, want, lookup, demand=demand, then=release)
+            return await answer_of(objects, first, path, stale)
         finally:
-            if found:  # once other processes can see the entry
+            if release is not None and not lookup.is_answered:
                 objects.engine.store_queue.put(then=release)
+
+    async def _wait_for_other_process(self, path: str, lock: int) -> Entry | int:
+        """Wait while another process looks `path` up: return its answer, or else whether the lock was taken."""
+        take = self.objects.engine.cache.locks.take
+        return await poll(lambda: self._answer(path) or take(lock), within_s=OVERDUE_S)
+
+    async def _answer_without_body(self, path: str, old: Entry) -> Entry | None:
+        """Return the entry `old` if it is fresh, or the answer of a lookup; None if a read is to find the object.
+
+        A folder of a listing may be an object as well. An expired object is probably unchanged: no need for a body.
+        """
+        is_fresh = self.objects.is_fresh(old)
+        if is_fresh and (old.info is None or old.info.kind == "file"):
+            return old
+        return await self._lookup(path, old) if is_fresh or self._is_cached(old) else None
 
     def _answer(self, path: str) -> Entry | None:
         """Return the fresh entry of `path` unless it is a folder: that may be an object as well."""
@@ -222,7 +233,9 @@ class Lookups:
         watch = None
         if info is None or is_covered(info):
             watch = self._change_feeds.snapshot(position, parent)
-        return objects.learn(path, info, asked_at=at, counter=counter, watch=watch, origin_error=origin_error)
+        entry = objects.learn(path, info, asked_at=at, counter=counter, watch=watch)
+        entry.origin_error = origin_error
+        return entry
 
     async def _folder(self, path: str) -> tuple[ObjectInfo | None, ObjectInfo | None]:
         """Return the folder of `path` if the origin looks names up in it, and what is at `path` if that is known then.
@@ -290,7 +303,7 @@ class Lookups:
             folder = above
         return found
 
-    async def _look_up_path(self, paths: Sequence[str]) -> None:
+    async def _look_up_path(self, paths: Sequence[str], _: Lookup) -> None:
         """Look up the last of `paths` and all folders above it, which are the others, with one request if that finds them."""
         objects, now, top = self.objects, clock.now(), paths[0].partition("/")[0]
         origin, position = objects.origin(top), self._change_feeds.position(top)
@@ -369,6 +382,10 @@ class Lookups:
                 names = objects.engine.folder_names[key] = _FolderNames()
                 names.epoch = objects.store.epoch(objects.identity)
                 objects.engine.spawn(self._list(folder, names, with_arrays=False))
+
+
+def _without_download(entry: Entry) -> Resolved:
+    return entry, None
 
 
 class _FolderNames:

@@ -288,22 +288,22 @@ class Objects:
         asked_at: float,
         counter: int,
         watch: FeedSnapshot | None = None,
-        origin_error: str = "",
+        then: Callable[[], object] | None = None,
     ) -> Entry:
-        """Keep an answer of the origin: `info`, or None for an absence. Return its entry.
+        """Keep an answer of the origin, `info` or None for an absence; return its entry. Call `then` once it is stored.
 
-        The time `asked_at` and the change counter are from before the request. `watch` reports changes of the path.
+        `asked_at` and `counter` are from before the request. `watch` reports changes of the path.
         """
         identity, old = self.identity, self.entries.get(path)
         slots, known = self.store.slots_of(identity, path), old.info if old is not None else None
         if info is not None and known is not None and not is_whole(identity, info):
             info = with_known_details(info, known)
-        entry = Entry(path, info, asked_at, counter, slots, origin_error=origin_error)
+        entry = Entry(path, info, asked_at, counter, slots)
         new_at = new_version_at(info, known, clock.now(), is_first=old is None)
         record = MetadataRecord(identity, path, info, asked_at, counter, watch, new_at=new_at)
         if old is None or old.asked_at <= asked_at or self.store.counter_at(old.slots) != old.counter:
             self._remember(entry)  # no answer to a later request came before it
-        self.engine.store_queue.put(records=[record])
+        self.engine.store_queue.put(records=[record], then=then)
         return entry
 
     def expire(self, path: str) -> None:

@@ -10,8 +10,8 @@ from contextvars import ContextVar
 from functools import partial
 from itertools import chain
 
-from cachedfs.common.blocks import beginning, clip, covering
-from cachedfs.common.types import Range, Suffix
+from cachedfs.common.blocks import clip, covering, first_range
+from cachedfs.common.types import Range
 from cachedfs.core.download import ALL, Download
 from cachedfs.core.downloads import Downloads
 from cachedfs.core.lookups import Lookups
@@ -365,9 +365,7 @@ class Readahead:
         """Request the range that was read first of the previous objects, or all that was read of them."""
         config = self._config
         step = config.whole_request
-        want: Range | Suffix = beginning(series.start, series.stop, block_size=config.block_size, most=step)
-        if series.start is not None and series.start < 0:
-            want = Suffix(config.block_size - 1 - series.start)
+        want = first_range(series.start, series.stop, config.block_size, step)
         entry, download = await self._lookups.resolve(path, want, demand=ALL)
         version = self._objects.version(entry)
         if version is None:

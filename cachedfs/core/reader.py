@@ -11,9 +11,9 @@ from contextvars import ContextVar
 from functools import partial
 from typing import TypeVar
 
-from cachedfs.common.blocks import beginning, clip, covering
+from cachedfs.common.blocks import clip, covering, first_range
 from cachedfs.common.event_log import waiting
-from cachedfs.common.types import ObjectInfo, Range, Suffix
+from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.common.urls import without_slash
 from cachedfs.config import FIRST_AT_ONCE
 from cachedfs.core.download import ALL, Download, DownloadStopped
@@ -219,15 +219,15 @@ class Reader:
         # With as many readers, all that may be sent is wanted already.
         if self._reads_ahead and engine.n_reading < MANY_READERS:
             self.readahead.observe_object(path, start, stop)
-        want: Range | Suffix = beginning(start, stop, block_size=self._block_size, most=self._whole_request)
-        if start is not None and start < 0:
-            # Enough to have the blocks of the last -start bytes complete, whatever the size of the object.
-            want = Suffix(self._block_size - 1 - start)
         engine.n_reading += 1
         try:
             with waiting(path, start, stop):
                 for tries_left in reversed(range(TRIES)):
-                    entry, download = await self.lookups.resolve(path, want, demand=ALL)
+                    entry = self.objects.fresh(path) if path in self.objects.entries else None
+                    download = None
+                    if entry is None or entry.info is None or entry.info.kind != "file":
+                        want = first_range(start, stop, self._block_size, self._whole_request)
+                        entry, download = await self.lookups.resolve(path, want, demand=ALL)
                     if download is None:
                         self._n_unknown = 0  # the store may know the next ones too
                     try:
@@ -292,7 +292,9 @@ class Reader:
         *,
         is_pinned: bool = True,
     ) -> bytes:
-        info, version, engine = entry.info, self.objects.version(entry), self.objects.engine
+        info, version, engine = entry.info, entry.version, self.objects.engine
+        if version is None or version.block_size != self._block_size:
+            version = self.objects.version(entry)
         if info is None:
             raise self.objects.not_found(entry.path, entry)
         if info.kind == "directory":
@@ -300,8 +302,8 @@ class Reader:
         if version is None:
             return await self._uncached(info, start, stop, download, is_pinned=is_pinned)
         want = clip(start, stop, version.size)
-        blocks = covering(want, self._block_size)
-        if self._reads_ahead and 0 < want.size < version.size:
+        blocks, size = covering(want, self._block_size), want.stop - want.start
+        if self._reads_ahead and 0 < size < version.size:
             is_first = download is not None and download.covers(want.start)
             self.readahead.observe(version, want.start, want.stop, missed=blocks, is_first=is_first)
         if download is None and len(blocks) == 1:  # the usual case: `cached` has just looked for it
@@ -314,7 +316,7 @@ class Reader:
                     engine.cache.touch(version, index)
         if data is None:
             data = await self._gather(version, want, blocks, download)
-        engine.bytes_served += want.size
+        engine.bytes_served += size
         if (versions := _versions_read.get()) is not None:
             versions.setdefault(entry.path, set()).add(info.fingerprint)
         return data

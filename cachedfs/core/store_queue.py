@@ -145,7 +145,7 @@ class StoreQueue:
         with self._lock:  # after an interrupt of its start, another thread is used
             is_open = is_used = self._thread is threading.current_thread()
         while is_open and (item := self._queue.get()) is not None:
-            if item.then is None and self.queued_bytes < BATCH_BYTES:
+            if (item.blocks or item.records) and self.queued_bytes < BATCH_BYTES:
                 time.sleep(GATHER_S)
             items, size = [], 0
             while item is not None:

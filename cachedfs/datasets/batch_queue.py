@@ -7,11 +7,12 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, NamedTuple
 
 from cachedfs.common.executor import DaemonThreadPool
+from cachedfs.datasets.thread_choice import MadeBatch, ThreadChoice
 
 __all__ = ["BatchQueue", "PreparedBatch"]
 
@@ -28,10 +29,11 @@ class PreparedBatch(NamedTuple):
     size: int  # bytes
     load_s: float  # seconds that a thread took to make it
     read_s: float  # part of `load_s` spent waiting for bytes
+    made: MadeBatch
 
 
 class BatchQueue:
-    """The results of `make` for each of `jobs`, in order; `n_threads` threads make them in advance.
+    """The results of `make` for each of `jobs`, in order; as many threads as `threads` says make them in advance.
 
     Each thread calls `enter` before its first `make`. At most `most` batches, of an estimated `most_bytes`, are ready or
     being made; one may always be made. The consumer's thread makes all decisions. The threads end after `close`, when
@@ -43,27 +45,30 @@ class BatchQueue:
         make: Callable[[Any], PreparedBatch],
         jobs: Iterator[Any],
         *,
-        n_threads: int,
+        threads: ThreadChoice,
         most: int,
         most_bytes: int,
         enter: Callable[[], object],
     ) -> None:
         self._jobs, self._most, self._most_bytes = jobs, most, most_bytes
         self._futures: deque[Future[PreparedBatch]] = deque()
+        self._made_by: deque[int] = deque()  # the number of threads of each future
         self._sizes: deque[int] = deque(maxlen=RECENT)
         self._pid = os.getpid()
-        self._pool = DaemonThreadPool(n_threads, "cachedfs-loader")
-        threads: set[int] = set()
+        self._threads = threads
+        threads.begin()
+        self._pools = {n: DaemonThreadPool(n, "cachedfs-loader") for n in (1, threads.most)}
+        entered: set[int] = set()
 
         # No method: a reference to `self` would keep the queue.
         def make_in_thread(job: Any) -> PreparedBatch:
-            if threading.get_ident() not in threads:
-                threads.add(threading.get_ident())
+            if threading.get_ident() not in entered:
+                entered.add(threading.get_ident())
                 enter()
             return make(job)
 
         self._make = make_in_thread
-        self._finalizer = weakref.finalize(self, _stop, self._pool, self._futures, self._pid)
+        self._finalizer = weakref.finalize(self, _stop, self._pools.values(), self._futures, self._pid)
 
     def take(self) -> PreparedBatch | None:
         """Wait for the next batch and return it; None after the last one. Raises the error that `make` raised."""
@@ -81,6 +86,7 @@ class BatchQueue:
             # the handlers of the libraries that read close their files.
             atexit.register(self._finalizer)
         self._sizes.append(batch.size)
+        self._threads.add(self._made_by.popleft(), batch.made)
         self._fill()  # starts another batch, which is made while this one is used
         return batch
 
@@ -102,7 +108,9 @@ class BatchQueue:
             job = next(self._jobs, None)
             if job is None:
                 return
-            self._futures.append(self._pool.submit(self._make, job))
+            n = self._threads.next()
+            self._made_by.append(n)
+            self._futures.append(self._pools[n].submit(self._make, job))
 
     def _may_start(self) -> bool:
         if not self._futures or len(self._futures) >= self._most:
@@ -115,13 +123,15 @@ class BatchQueue:
         return sum(sizes) + (len(self._futures) - len(done) + 1) * expected <= self._most_bytes
 
 
-def _stop(pool: DaemonThreadPool, futures: deque[Future[PreparedBatch]], pid: int) -> None:
+def _stop(pools: Iterable[DaemonThreadPool], futures: deque[Future[PreparedBatch]], pid: int) -> None:
     if pid != os.getpid():
         return  # a forked child: the threads run in the parent only
-    pool.shutdown(wait=False, cancel_futures=True)
+    for pool in pools:
+        pool.shutdown(wait=False, cancel_futures=True)
     making = [future for future in futures if not future.cancelled()]
     futures.clear()
     if threading.current_thread().name.startswith("cachedfs-"):
         return  # the garbage collector runs in a thread of ours, which the batches being made may need
     if not wait(making, END_S).not_done:
-        pool.shutdown()
+        for pool in pools:
+            pool.shutdown()

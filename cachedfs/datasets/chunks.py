@@ -83,7 +83,12 @@ def parts_of(layout: ArrayLayout, samples: Array, out: Array) -> Iterator[ChunkS
     inside = (samples % n).tolist()
     flat = _flat(layout, out)
     for number, own in rows.items():
-        where, within = _as_slice(own), _as_slice([inside[row] for row in own])
+        if len(own) == 1:
+            at = inside[own[0]]
+            where: Rows = slice(own[0], own[0] + 1)
+            within: Rows = slice(at, at + 1)
+        else:
+            where, within = _as_slice(own), _as_slice([inside[row] for row in own])
         for beside in layout.beside:
             path = layout.object_path(number, beside)
             yield ChunkSlice(layout, number, beside, out, len(own), where, within, path, flat)
@@ -111,7 +116,7 @@ def _flat(layout: ArrayLayout, out: Array) -> memoryview | None:
 def _as_slice(numbers: list[int]) -> Rows:
     """Return consecutive numbers as a slice, and other numbers unchanged."""
     first, n = numbers[0], len(numbers)
-    if n == 1 or (numbers[-1] - first == n - 1 and numbers == list(range(first, first + n))):
+    if numbers[-1] - first == n - 1 and numbers == list(range(first, first + n)):
         return slice(first, first + n)
     return numbers
 

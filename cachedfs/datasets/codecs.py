@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numcodecs.blosc
 import numcodecs.lz4
@@ -38,7 +38,6 @@ class ChunkDecoder:
     stored: np.dtype[Any]  # dtype with the byte order of the stored bytes
     steps: tuple[Any, ...] = ()  # codecs of numcodecs, in the order of decoding
     axes: tuple[int, ...] | None = None  # transposes the stored array to the chunk; None: no transposition
-    order: Literal["C", "F"] = "C"
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
@@ -52,7 +51,7 @@ class ChunkDecoder:
     @cached_property
     def is_plain(self) -> bool:
         """True if the decoded bytes are the chunk in C order and native byte order."""
-        return self.axes is None and (self.order == "C" or len(self.shape) == 1) and self.stored.isnative
+        return self.axes is None and self.stored.isnative
 
     @cached_property
     def _decodes(self) -> list[Callable[[Any], Any]]:
@@ -70,7 +69,7 @@ class ChunkDecoder:
         is_array = isinstance(data, np.ndarray)
         flat = (data.reshape(-1, order="A") if is_array else np.frombuffer(data, "u1")).view(self.stored)
         if self.axes is None:
-            found = flat.reshape(self.shape, order=self.order)
+            found = flat.reshape(self.shape)
         else:
             found = flat.reshape([self.shape[axis] for axis in np.argsort(self.axes)]).transpose(self.axes)
         return found if self.stored.isnative else found.astype(self.dtype)

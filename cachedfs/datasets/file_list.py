@@ -151,6 +151,8 @@ def infos_at(fs: Any, paths: Sequence[str]) -> list[dict[str, Any]]:
 
 def _is_hidden(name: str, path: str) -> bool:
     """Return whether a file found at `path`, a folder or a pattern, is hidden in a way that `path` does not spell."""
+    if "/." not in name and name[:1] != "." and name.rpartition("/")[2].lower() not in SYSTEM_FILES:
+        return False
     pairs = zip(name.split("/"), path.split("/"), strict=False)
     n_spelled = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     found, pattern = name.split("/")[n_spelled:], path.split("/")[n_spelled:]

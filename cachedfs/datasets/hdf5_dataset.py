@@ -20,7 +20,7 @@ import numpy as np
 from h5py._objects import phil
 
 from cachedfs.core.reader import versions_read
-from cachedfs.datasets.hdf5_layout import elsewhere, members_of, unreadable
+from cachedfs.datasets.hdf5_layout import common_length, dataset_at, native, unreadable
 from cachedfs.datasets.samples import Item, Samples, once_each, reading
 from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem.file import CachedFile
@@ -78,10 +78,10 @@ class HDF5Dataset(Samples):
         self._properties: dict[str, _Properties] = {}
         columns = self._file().columns
         self._properties = {name: column.properties for name, column in columns.items()}
-        lengths = {name: properties.length for name, properties in self._properties.items()}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"{self.url}: datasets of unequal length: {lengths}")
-        self._length: int = next(iter(lengths.values()))
+        try:
+            self._length = common_length({name: column.data for name, column in columns.items()})
+        except ValueError as error:
+            raise ValueError(f"{self.url}: {error}") from None
         self.dtypes = {name: properties.dtype for name, properties in self._properties.items()}
         self.shapes = {name: properties.shape for name, properties in self._properties.items()}
         # The dataset with the largest rows decides: the chunks of the others are small in comparison.
@@ -152,7 +152,7 @@ class _Opened:
         weakref.finalize(self, _close_later, self._file, self.columns).atexit = False
         self.columns.update({name: _Column(self._dataset(name)) for name in of.datasets})
         if not self.columns:
-            raise ValueError(f"{of.url}: expected the names of datasets, such as {self._names()}")
+            self._dataset("")  # whose error names those that there are
 
     def read(self, rows: Any) -> list[list[Any]]:
         """Return these rows of each dataset; `rows` must be sorted and unique."""
@@ -185,19 +185,13 @@ class _Opened:
         return {start: data for start, data in zip(starts, found, strict=True) if isinstance(data, bytes)}
 
     def _dataset(self, name: str) -> Any:
-        if linked := elsewhere(self._file, name):
-            raise ValueError(f"{self._url}: {name!r} {linked}")
-        found = self._file.get(name)
-        if not isinstance(found, h5py.Dataset) or not found.shape:
-            what = "has no rows" if isinstance(found, h5py.Dataset) else "is not a dataset there"
-            raise ValueError(f"{self._url}: {name!r} {what}; the datasets are {self._names()}")
-        if problem := unreadable(found):
-            raise ValueError(f"{self._url}: {name!r} {problem}")
+        try:
+            found = dataset_at(self._file, name)
+            if problem := unreadable(found) if found.shape else "has no rows":
+                raise ValueError(f"{name!r} {problem}")
+        except ValueError as error:
+            raise ValueError(f"{self._url}: {error}") from None
         return found
-
-    def _names(self) -> str:
-        members = members_of(self._file)
-        return ", ".join(repr(name) for name, at in members if isinstance(at, h5py.Dataset)) or "none"
 
 
 @contextlib.contextmanager
@@ -258,7 +252,7 @@ class _Column:
 
     def __init__(self, data: Any) -> None:
         self.data = data
-        self.properties = _Properties(data.shape[0], data.shape[1:], _native(data.dtype))
+        self.properties = _Properties(data.shape[0], data.shape[1:], native(data.dtype))
         self.row_size = data.id.get_type().get_size() * math.prod(data.shape[1:])
         # Rows that are read together: those of a chunk, or `PIECE` bytes of contiguous data.
         self.rows: int = data.chunks[0] if data.chunks else max(1, PIECE // max(1, self.row_size))
@@ -283,7 +277,7 @@ class _Column:
         for run in np.split(rows, np.flatnonzero(is_cut) + 1):
             first, last = int(run[0]), int(run[-1])
             block = self.data[first : last + 1]
-            block = block.astype(_native(block.dtype), copy=False)  # torch requires native byte order
+            block = block.astype(native(block.dtype), copy=False)  # torch requires native byte order
             found.extend(block if len(block) == len(run) else block[run - first])
         for group in dict.fromkeys((rows // self.rows).tolist()):
             self._recent_groups[group] = None
@@ -322,11 +316,6 @@ class _Column:
         groups, starts, stops = self._chunks
         low, high = np.searchsorted(groups, [group, group + 1])
         return list(zip(starts[low:high].tolist(), stops[low:high].tolist(), strict=True))
-
-
-def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    # A native dtype is kept as it is: a new one would lack the metadata that h5py attaches.
-    return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
 class _Bytes:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import h5py
@@ -11,22 +10,58 @@ import numpy as np
 
 from cachedfs.common.optional_imports import preload
 
-__all__ = ["attributes_of", "dimensions_of", "elsewhere", "is_variable", "members_of", "unreadable"]
+__all__ = [
+    "common_length",
+    "dataset_at",
+    "dimensions_of",
+    "is_scale",
+    "is_variable",
+    "members_of",
+    "native",
+    "unreadable",
+]
 
 SOFT = 64  # soft links followed for one name; links may form a cycle, and HDF5 itself follows 16
 PLUGINS = ("hdf5plugin", "bitshuffle.h5")  # modules that register filters with HDF5 when they are imported
 NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
-# Attributes in which HDF5 and NetCDF keep dimension scales.
-INTERNAL = {"DIMENSION_LIST", "REFERENCE_LIST", "_Netcdf4Coordinates", "_Netcdf4Dimid", "_NCProperties"}
-INTERNAL |= {"_nc3_strict"}
+NON_COORDINATE = "_nc4_non_coord_"  # prefix of a NetCDF variable that has the name of a dimension of others
+
+
+def dataset_at(file: Any, name: str) -> Any:
+    """Return a dataset by its path, as NetCDF names it. Raises ValueError if the file has no such dataset of its own."""
+    head, slash, last = name.rpartition("/")
+    if linked := elsewhere(file, name):
+        raise ValueError(f"{name!r} {linked}")
+    found = file.get(f"{head}{slash}{NON_COORDINATE}{last}") or file.get(name)
+    if not isinstance(found, h5py.Dataset):
+        names = [other for other, at in members_of(file["/"]) if isinstance(at, h5py.Dataset)]
+        raise ValueError(
+            f"{name!r} is not a dataset there; the datasets are {', '.join(map(repr, names)) or 'none'}"
+        )
+    return found
+
+
+def common_length(datasets: Mapping[str, Any]) -> int:
+    """Return the number of rows that all datasets have. Raises ValueError if they differ."""
+    lengths = {name: int(data.shape[0]) for name, data in datasets.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(
+            f"datasets of unequal length have no common samples: {lengths}; name those of one length"
+        )
+    return next(iter(lengths.values()))
+
+
+def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return a dtype in native byte order. One that is native keeps the metadata that h5py attaches."""
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
 def members_of(group: Any, head: str = "", above: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yield the path of each dataset and group in a group, and the object; None for a circular link.
+    """Yield the path of each dataset and group, as NetCDF names it, and the object; None for a circular link.
 
-    Links to other files, and to nothing, are left out. It calls itself, and not a function inside it: that would be in a
-    reference cycle with the datasets. If the garbage collector freed them in the event loop's thread, that thread
-    would wait for the HDF5 lock, whose owner waits for the loop.
+    Links to other files and to nothing are left out, and dimensions that are no variables. It calls itself, and not a
+    function inside it: that would be in a reference cycle with the datasets. If the garbage collector freed them in
+    the event loop's thread, that thread would wait for the HDF5 lock, whose owner waits for the loop.
     """
     for name in group:
         path = head + name
@@ -37,56 +72,28 @@ def members_of(group: Any, head: str = "", above: tuple[Any, ...] = ()) -> Itera
         what = group.get(name)  # None for a link to nothing
         if isinstance(what, h5py.Group) and what in (*above, group):
             yield path, None
-        elif what is not None:
-            yield path, what
+        elif what is not None and is_variable(what):
+            yield head + name.removeprefix(NON_COORDINATE), what
             if isinstance(what, h5py.Group):
                 yield from members_of(what, f"{path}/", (*above, group))
 
 
 def is_variable(data: Any) -> bool:
-    """Return whether a dataset holds values: NetCDF writes others for dimensions without coordinates."""
+    """Return whether a dataset (or group) holds values: NetCDF writes others for dimensions without coordinates."""
     return NO_VARIABLE not in str(data.attrs.get("NAME"))
 
 
 def dimensions_of(data: Any) -> list[Any]:
     """Return the dimension scale of each axis, as a dataset; None for an axis without one."""
-    if _is_scale(data):  # NetCDF has a scale of several axes for text; only its first axis is known
+    if is_scale(data):  # NetCDF has a scale of several axes for text; only its first axis is known
         return [data, *[None] * (data.ndim - 1)][: data.ndim]
     scales = data.attrs.get("DIMENSION_LIST", [()] * data.ndim)
     return [data.file[each[-1]] if len(each) else None for each in scales]  # the last one, as in NetCDF
 
 
-def _is_scale(data: Any) -> bool:
+def is_scale(data: Any) -> bool:
+    """Return whether a dataset is a dimension scale of others, or may become one."""
     return bool(data.attrs.get("CLASS") == b"DIMENSION_SCALE")
-
-
-def attributes_of(of: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return the attributes of a dataset or group as JSON values, and the names of those that JSON cannot hold.
-
-    As in h5netcdf, an array of one element becomes that element. The dimension scales are not among them.
-    """
-    hidden = INTERNAL | ({"CLASS", "NAME"} if _is_scale(of) else set())
-    found, lost = {}, []
-    for name in of.attrs:
-        if name not in hidden:
-            try:
-                found[name] = _as_json(of.attrs[name])
-            except (TypeError, ValueError, OSError):  # h5py raises the last two for types that it cannot read
-                lost.append(name)
-    return found, lost
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, h5py.Empty):
-        return "" if h5py.check_string_dtype(value.dtype) else []
-    if isinstance(value, np.ndarray) and value.dtype.kind != "V" and value.ndim:
-        return _as_json(value[0]) if len(value) == 1 else [_as_json(each) for each in value]
-    if isinstance(value, (str, bytes)):
-        return value.decode() if isinstance(value, bytes) else value.encode().decode()
-    number = np.asarray(value).item()
-    if not isinstance(number, (bool, int, float)) or not math.isfinite(number):
-        raise TypeError(f"{number!r} is no value of JSON")
-    return number
 
 
 def unreadable(data: Any) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
-from fsspec.core import url_to_fs
 from torch.utils.data import IterableDataset, get_worker_info
 
+from cachedfs.common.urls import filesystem_at
 from cachedfs.datasets.arguments import current_ranks, ranks_of
 from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, files_of, paths_of
 from cachedfs.datasets.samples import Item
@@ -78,7 +78,7 @@ class LineDataset(IterableDataset[Any]):
         first, url_list = as_urls(urls)
         self.url, self.encoding, self.keep_empty = first, encoding, keep_empty
         self.decode, self.transform = decode, transform
-        self.fs, path = url_to_fs(first, **(storage_options or {}))
+        self.fs, path = filesystem_at(first, storage_options or {})
         self._sizes: list[int | None]
         if url_list is None:
             found = files_of(self.fs, first, path)

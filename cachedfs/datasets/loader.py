@@ -29,6 +29,7 @@ from cachedfs.datasets.sampler import (
     state_at,
 )
 from cachedfs.datasets.samples import Collate, SampleReader, reading_s
+from cachedfs.datasets.thread_choice import MadeBatch, ThreadChoice
 
 __all__ = ["Loader"]
 
@@ -97,8 +98,8 @@ class Loader:
         move the tensors of a batch; copies to CUDA run while the training computes. `pin_memory`: None pins only
         batches that go to CUDA; without CUDA nothing is pinned.
 
-        `n_threads`: threads that make batches, one batch each; default: one per core, 4 to 8. `n_prefetch`: batches
-        kept ready, in addition to those being made. `prefetch_bytes` (`"1GiB"`): limit on the bytes of all these
+        `n_threads`: threads that make batches, one batch each; default: one per core, 4 to 8, or only one while that is
+        measured to be faster, as for small cached files. `n_prefetch`: batches kept ready, in addition to those being made. `prefetch_bytes` (`"1GiB"`): limit on the bytes of all these
         batches, estimated from the largest recent one; one batch is always made. `echo`: how many times in a row each
         batch is returned, useful if loading takes longer than computing.
 
@@ -112,8 +113,9 @@ class Loader:
         self._shuffle, self._seed = SHUFFLES[shuffle], operator.index(seed)
         self._window = at_least(1, window=window)
         self._collate, self._device, self._pin_memory = collate_fn, device, pin_memory
-        self._n_threads = min(max(n_cores(), 4), 8) if n_threads is None else at_least(1, n_threads=n_threads)
-        self._most = self._n_threads + at_least(0, n_prefetch=n_prefetch)
+        most = min(max(n_cores(), 4), 8) if n_threads is None else at_least(1, n_threads=n_threads)
+        self._threads = ThreadChoice(most, is_fixed=n_threads is not None)
+        self._most = most + at_least(0, n_prefetch=n_prefetch)
         self._most_bytes = size(prefetch_bytes=prefetch_bytes)
         self._echo = at_least(1, echo=echo)
         self.timings = EpochTimings()
@@ -196,7 +198,7 @@ class Loader:
                             "this loop has ended: another loop began, a state was loaded, or the loader was closed"
                         )
                 wait_s, compute_s = use_start - wait_start, time.perf_counter() - use_start
-                _, n, n_bytes, load_s, read_s = prepared
+                _, n, n_bytes, load_s, read_s, _ = prepared
                 self.timings.add(BatchTiming(wait_s, load_s, compute_s, n_bytes, n, read_s))
                 # The training may not need the batch any more: free it before the wait for the next one.
                 del prepared, batch
@@ -218,7 +220,7 @@ class Loader:
         queue = BatchQueue(
             partial(_make_batch, self._source, self._collate, mover),
             division.batches(epochs.order(place.epoch), range(rank, rank + 1), place.position),
-            n_threads=self._n_threads,
+            threads=self._threads,
             most=self._most,
             most_bytes=self._most_bytes,
             enter=partial(_set_up_thread, mover, torch.get_num_threads()),
@@ -277,7 +279,7 @@ class Loader:
             meter.fetched(),
             epoch=epoch,
             n=len(self._source),
-            n_threads=self._n_threads,
+            n_threads=self._threads.current,
             tells_reading=self._source.tells_reading,
         )
 
@@ -318,11 +320,12 @@ def _make_batch(
     source: SampleReader, collate: Collate | None, mover: BatchMover, indexes: Order
 ) -> PreparedBatch:
     """Make one batch, and start its copy to the device."""
-    start, read_before = time.perf_counter(), reading_s()
+    start, read_before, core_before = time.perf_counter(), reading_s(), time.thread_time()
     batch = source.batch(indexes.tolist(), collate)
     size = size_of(batch)
     sent = mover.sent(batch)
-    return PreparedBatch(sent, len(indexes), size, time.perf_counter() - start, reading_s() - read_before)
+    made = MadeBatch(start, time.perf_counter(), time.thread_time() - core_before)
+    return PreparedBatch(sent, len(indexes), size, made.ended - start, reading_s() - read_before, made)
 
 
 def _set_up_thread(mover: BatchMover, n_torch_threads: int) -> None:

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from fsspec.core import url_to_fs
 from torch.utils.data import Dataset, IterableDataset, Subset, default_collate
 
+from cachedfs.common.urls import filesystem_at
 from cachedfs.core.readahead import as_declared
 from cachedfs.filesystem import CachedFileSystem
 
@@ -59,7 +59,7 @@ class Samples(Dataset[Any]):
         `transform` is called with each sample.
         """
         self.url, self.transform = str(url), transform
-        self.fs, path = url_to_fs(self.url, **(storage_options or {}))
+        self.fs, path = filesystem_at(self.url, storage_options or {})
         self.path = self.fs._strip_protocol(path)
 
     def __init_subclass__(cls, **options: Any) -> None:

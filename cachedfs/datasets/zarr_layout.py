@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -40,17 +41,22 @@ NUMCODECS = {"adler32", "blosc", "bz2", "crc32", "crc32c", "fletcher32", "gzip",
 Place = tuple[int, ...]
 
 
-def with_samples(dimensions: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Return the names of the arrays whose first axis counts samples; `dimensions` has those of each array's axes.
+def with_samples(dimensions: Mapping[str, Sequence[Any]], shapes: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return the names of the arrays whose first axis counts samples, from the dimensions and shape of each.
 
     The others have no axes, or their first one is a later axis of another array, as that of `lat` is for
-    `temperature[time, lat]`. A dimension of None is no other's.
+    `temperature[time, lat]`. If lengths still differ, the largest array decides. A dimension of None is no other's.
     """
     later = {
         each for axes in dimensions.values() for each in axes[1:] if each is not None and each != axes[0]
     }
     with_axes = [name for name, axes in dimensions.items() if axes]
-    return [name for name in with_axes if dimensions[name][0] not in later] or with_axes
+    found = [name for name in with_axes if dimensions[name][0] not in later] or with_axes
+    firsts = {name: dimensions[name][0] for name in found}
+    if len({shapes[name][0] for name in found}) > 1 and None not in firsts.values():
+        largest = max(found, key=lambda name: math.prod(shapes[name]))
+        found = [name for name in found if firsts[name] == firsts[largest]]
+    return found
 
 
 def beside(name: str, metadata: Any) -> dict[str, str]:
@@ -63,30 +69,27 @@ class UnsupportedArray(Exception):
     """An array that only zarr can read; the message says which feature is not supported here."""
 
 
-class ShardIndexFormat(NamedTuple):
-    """Storage format of the index of a shard: the offset and length of each chunk."""
+@dataclass(frozen=True)
+class ShardIndexFormat:
+    """Storage format of the index of a shard: an encoded array with the offset and the length of each chunk."""
 
-    shape: tuple[int, ...]  # chunks per shard along each axis
-    dtype: np.dtype[Any]
-    has_checksum: bool
+    decoder: ChunkDecoder
     is_at_end: bool
 
-    @property
-    def size(self) -> int:
-        """Bytes of the stored index."""
-        return 16 * int(np.prod(self.shape, dtype=np.int64)) + 4 * self.has_checksum
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Chunks per shard along each axis."""
+        return self.decoder.shape[:-1]
 
-    @property
+    @cached_property
     def bounds(self) -> tuple[int, int | None]:
         """The position of the index in its shard, as the start and stop of a slice."""
-        return (-self.size, None) if self.is_at_end else (0, self.size)
+        size = self.decoder.size + 4 * len(self.decoder.steps)  # each of them adds a checksum
+        return (-size, None) if self.is_at_end else (0, size)
 
     def decode(self, data: bytes) -> npt.NDArray[np.uint64]:
         """Return an array with the offset and length of each chunk in its last axis. Raises ValueError if invalid."""
-        if len(data) != self.size:
-            raise ValueError(f"the index of a shard must have {self.size} bytes, and has {len(data)}")
-        found = Crc32c().decode(data) if self.has_checksum else np.frombuffer(data, "u1")
-        return np.asarray(found.view(self.dtype).reshape(*self.shape, 2).astype(np.uint64))
+        return self.decoder.array(data)
 
 
 class ChunkPositions(NamedTuple):
@@ -213,7 +216,8 @@ def layout_of(path: str, metadata: Any) -> ArrayLayout:
     if metadata.zarr_format == 2:
         head, separator, chunk = "", metadata.dimension_separator, tuple(metadata.chunks)
         steps = (*filter(None, [metadata.compressor]), *reversed(metadata.filters or ()))
-        decoder = ChunkDecoder(chunk, dtype, steps, order=metadata.order)
+        axes = tuple(range(len(chunk)))[::-1] if metadata.order == "F" and len(chunk) > 1 else None
+        decoder = ChunkDecoder(chunk, dtype, steps, axes)
     else:
         grid = metadata.chunk_grid.to_dict()
         if grid.get("name") != "regular":
@@ -260,16 +264,12 @@ def _as_dict(codec: Any) -> dict[str, Any]:
 
 
 def _index(shape: tuple[int, ...], settings: dict[str, Any]) -> ShardIndexFormat:
-    first, *others = [_as_dict(codec) for codec in settings["index_codecs"]]
-    names = [codec["name"] for codec in (first, *others)]
+    codecs = [_as_dict(codec) for codec in settings["index_codecs"]]
+    names = [codec["name"] for codec in codecs]
     if names not in (["bytes"], ["bytes", "crc32c"]):
         raise UnsupportedArray(f"the index of its shards is encoded by {', '.join(names)}")
-    return ShardIndexFormat(
-        shape,
-        _stored(np.dtype(np.uint64), first),
-        has_checksum=bool(others),
-        is_at_end=str(settings.get("index_location", "end")) == "end",
-    )
+    is_at_end = str(settings.get("index_location", "end")) == "end"
+    return ShardIndexFormat(_decoder((*shape, 2), np.dtype(np.uint64), codecs), is_at_end)
 
 
 def _stored(dtype: np.dtype[Any], codec: dict[str, Any]) -> np.dtype[Any]:

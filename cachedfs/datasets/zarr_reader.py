@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager
-from itertools import accumulate, chain, groupby, islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,6 +62,9 @@ class ChunkReader:
     ) -> None:
         self._fs, self._layouts, self._naming = fs, layouts, naming
         self._pool_size = pool_size
+        self._largest = (
+            max((layout.decoder.size for layout in layouts.values()), default=0) or 1
+        )  # bytes of a chunk
         self._own = _State(pool_size)
 
     def __reduce__(self) -> Any:
@@ -143,9 +146,9 @@ class ChunkReader:
     # Fetching.
 
     def _fill(self, parts: list[ChunkSlice]) -> None:
-        sizes = accumulate(part.layout.decoder.size for part in parts)
-        for _, group in groupby(zip(sizes, parts, strict=True), lambda pair: (pair[0] - 1) // AT_ONCE):
-            self._fetch([part for _, part in group])
+        n = max(1, AT_ONCE // self._largest)
+        for start in range(0, len(parts), n):
+            self._fetch(parts[start : start + n])
 
     def _fetch(self, parts: list[ChunkSlice]) -> None:
         """Fetch and decode chunks. Repeat this for shards that were replaced after their index was read."""
@@ -168,7 +171,7 @@ class ChunkReader:
                 for part, data in zip(found, datas, strict=True)
                 if part.path not in changed
             ]
-            if len(whole) == 1 or sum(part.layout.decoder.size for part, _, _ in whole) <= INLINE:
+            if len(whole) == 1 or len(whole) * self._largest <= INLINE:
                 for one in whole:
                     self._finish(one)
             else:

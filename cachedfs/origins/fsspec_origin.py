@@ -12,7 +12,7 @@ import dataclasses
 import time
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from datetime import datetime
 from typing import Any
 
@@ -87,11 +87,16 @@ class FsspecOrigin(SimpleOrigin):
             self._warn(path)
         return info
 
+    def read(
+        self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
+    ) -> AbstractAsyncContextManager[Reply]:
+        """Request bytes; entering returns when the first piece has arrived and its version is confirmed."""
+        return self._reading(path, want, pinned)
+
     @asynccontextmanager
-    async def read(
+    async def _reading(
         self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
     ) -> AsyncIterator[Reply]:
-        """Request bytes; entering returns when the first piece has arrived and its version is confirmed."""
         reply = _Read(self, self.object_path(await self.filesystem(), path), want, pinned)
         async with aclosing(reply.run()) as reply.pieces:
             await anext(reply.pieces)

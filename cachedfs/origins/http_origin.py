@@ -7,7 +7,7 @@ asked, because its size may be another. fsspec's HTTPFileSystem gives the option
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 from cachedfs.common.optional_imports import importing
@@ -83,9 +83,7 @@ class HTTPOrigin(FsspecOrigin):
         url = self.url(path)
         with mapped(url, describe(want)):
             connection = await self._connection.get()
-        reply = HTTPRead(url, path, want, pinned, self._policy, connection=connection)
-        async with aclosing(reply.run()) as reply.pieces:
-            await anext(reply.pieces)
+        async with HTTPRead(url, path, want, pinned, self._policy, connection=connection) as reply:
             yield reply
 
 

@@ -12,13 +12,14 @@ from cachedfs.origins.base import describe
 _GOOD = frozenset({200, 206, 416})
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True)
 class HTTPRequest:
     """One request before it is sent; errors name its `subject` and its `purpose`."""
 
     url: str  # percent-encoded
-    params: Mapping[str, str] = dataclasses.field(default_factory=dict)
     subject: str
+    _: dataclasses.KW_ONLY
+    params: Mapping[str, str] = dataclasses.field(default_factory=dict)
     doing: str = ""  # "": reading `want`
     want: Range | Suffix | None = None  # the bytes that its Range header names
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -7,7 +7,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from cachedfs.common.checksums import HASHERS, StatedChecksum, stated_of
 from cachedfs.common.types import ObjectInfo, Range, Suffix
@@ -53,7 +53,7 @@ class ResumableRead(ABC):
     start: int = 0
     stop: int = 0
     is_checked_at_end: bool = False
-    pieces: AsyncIterator[bytes] = dataclasses.field(init=False)
+    pieces: AsyncGenerator[bytes, None] = dataclasses.field(init=False)
 
     _is_open: bool = False  # the headers of an attempt were accepted
     _at: int = 0  # offset of the next byte to receive
@@ -88,7 +88,23 @@ class ResumableRead(ABC):
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self.pieces
 
-    async def run(self) -> AsyncGenerator[bytes, None]:
+    async def __aenter__(self) -> Self:
+        self.pieces = self._run()
+        try:
+            await anext(self.pieces)
+        except BaseException:  # a cancellation too
+            await self.cancel_look()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        try:
+            await self.pieces.aclose()
+        finally:
+            if self._look is not None:
+                await self.cancel_look()
+
+    async def _run(self) -> AsyncGenerator[bytes, None]:
         """Yield b"" when the headers have arrived, then the bytes. Retry and resume broken attempts."""
         began, held = self.policy.clock(), self._held
         while not self._is_open or self._at < self.stop:

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import logging
 import math
-import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from cachedfs.common import text
 from cachedfs.common.executor import n_cores
 from cachedfs.datasets import arguments
 from cachedfs.datasets.file_list import URLs
-from cachedfs.packing.executors import DaskTaskPool, TaskPool, ThreadTaskPool, client_of, settle
+from cachedfs.packing.executors import TaskPool, dask_client
 from cachedfs.packing.layout import StorePlan, metadata_of, plan_of
 from cachedfs.packing.pack_types import OFFSETS
 from cachedfs.packing.runner import ShardRunner, write_small
@@ -127,8 +126,8 @@ def pack(
     text ("64MiB"), from 1 KiB to 1 GiB. `codec` is "none", "lz4" or "zstd". None chooses them from some samples and
     from the protocol of `target`; `Packed.layout` gives the reasons.
 
-    `n_workers` threads write the shards (up to 4 by default). With `client`, a Dask client or the address of a Dask
-    scheduler, the workers of that cluster write them. `storage_options` are the fsspec options of `source`,
+    `n_workers` threads write the shards (up to 4 by default). With `client`, a Dask client, the address of a Dask
+    scheduler or any `concurrent.futures.Executor`, its workers write them. `storage_options` are the fsspec options of `source`,
     `target_options` those of `target`. `callback` is an fsspec callback that counts bytes of samples.
 
     `on_error` says what to do about files that cannot be read or decoded. "raise" raises ValueError that names up to
@@ -241,10 +240,12 @@ class Packing:
         started = time.perf_counter()
         existing = self._prepare(overwrite=overwrite)
         task = PackTask(self.source, self.store, self.plan.big)
+        self.store.is_interrupted = False
         callback.set_size(self.source.total_size)
         prefetch = getattr(self.files.fs, "prefetch", None) if client is None else None
         with (
-            self._pool(task, n_workers, client) as pool,
+            dask_client(client) as executor,
+            contextlib.closing(TaskPool(task, executor, _n_workers(n_workers, self.plan, executor))) as pool,
             prefetch(self._items(existing), window=WINDOW) if prefetch else contextlib.nullcontext(),
         ):
             most_skipped = math.inf if self._is_skipping else MOST_NAMED
@@ -261,27 +262,12 @@ class Packing:
             if f"{BESIDE}/{piece.name}.npz" not in existing:
                 yield from self.source.items(piece)
 
-    @contextlib.contextmanager
-    def _pool(self, task: PackTask, n_workers: int | None, client: Any) -> Iterator[TaskPool]:
-        """Return a context manager for the task pool; it closes the pool at the end."""
-        n_workers = _n_workers(n_workers, self.plan)
-        with client_of(client) if isinstance(client, str) else contextlib.nullcontext(client) as cluster:
-            pool: TaskPool = (
-                ThreadTaskPool(task, n_workers) if cluster is None else DaskTaskPool(task, cluster)
-            )
-            try:
-                yield pool
-            finally:
-                pool.close(wait=not isinstance(sys.exception(), KeyboardInterrupt))
-
     def _prepare(self, *, overwrite: bool) -> dict[str, StoredObject]:
         """Return the objects of an earlier run of this pack; prepare an empty store for a new pack.
 
         Raises FileExistsError if anything else is at the target and may not be removed.
         """
         store = self.store
-        settle(store)
-        store.is_interrupted = False
         existing = store.listing()
         stored_plan = store.read(PLAN) if PLAN in existing else None
         if stored_plan == self._plan_json and not any(map(self._is_packed, self.files.removed)):
@@ -323,7 +309,7 @@ class Packing:
             store.put(SKIPPED, json.dumps(skipped, indent=2, ensure_ascii=False).encode())
         store.finish(documents)
         store.remove(BESIDE)
-        n_stated = sum(each.checksum is not None for each in stored.values())
+        n_stated = sum(each.is_stated for each in stored.values())
         return Packed(
             url=store.url,
             kind=self.kind,
@@ -394,9 +380,9 @@ def _must_be_apart(files: SourceFiles, store: ZarrTarget) -> None:
         raise ValueError(f"{store.url}: the source {inside} is inside the target: choose another target")
 
 
-def _n_workers(n_workers: int | None, plan: StorePlan) -> int:
-    if n_workers is not None:
-        return arguments.at_least(1, n_workers=n_workers)
+def _n_workers(n_workers: int | None, plan: StorePlan, executor: Any) -> int | None:
+    if n_workers is not None or executor is not None:
+        return n_workers if n_workers is None else arguments.at_least(1, n_workers=n_workers)
     largest = max((encoding.shard_size for encoding in plan.big.values()), default=1)
     return max(1, min(max(n_cores(), THREADS[0]), THREADS[1], AT_ONCE // largest))
 

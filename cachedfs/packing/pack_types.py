@@ -24,11 +24,15 @@ __all__ = [
     "SampleBatch",
     "SourcePiece",
     "empty_batch",
+    "version_of",
 ]
 
 Array = npt.NDArray[Any]
 END = -1  # `stop` of a piece that ends where reading finds it large enough
 BESIDE = ".cachedfs-pack"  # folder of the store with the working files of a pack, removed at its end
+# Listing keys, in order of preference, whose value changes with the content of a file.
+VERSIONS = ["generation", "md5Checksum", "ETag", "etag", "mtime", "LastModified", "last_modified", "modified"]
+VERSIONS += ["created"]
 OFFSETS = "_offsets"  # suffix of the array with the start of each sample of a ragged field
 
 
@@ -152,6 +156,11 @@ class PieceCounts:
             return cls(header_values["n"], **parts, stop=header_values["stop"], skipped=skipped)
         except Exception:  # zip, zlib and NumPy raise different errors for damaged bytes
             return None
+
+
+def version_of(info: Mapping[str, Any]) -> str:
+    """Return what a listing tells of the version of a file, which changes with its content; "" for nothing."""
+    return next((str(info[key]) for key in VERSIONS if info.get(key) is not None), "")
 
 
 class FieldSpan(NamedTuple):

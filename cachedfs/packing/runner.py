@@ -22,7 +22,7 @@ from cachedfs.packing.task import PackTask, PieceInfo
 __all__ = ["ShardRunner", "write_small"]
 
 MAX_HELD = 96 << 20  # decoded bytes that may wait in memory until their shards are complete
-CHECKSUMS_S = 10.0  # seconds between two writes of the checksums of finished shards
+NOTES_S = 10.0  # seconds between two notes of verified shards
 ARRAYS_AT_ONCE = 8  # small arrays whose last shards are written at the same time
 logger = logging.getLogger("cachedfs.packing")
 Place = tuple[int, ...]
@@ -61,9 +61,9 @@ class ShardRunner:
         # Index of the next shard along the first axis.
         self._next: dict[str, int] = {field.name: 0 for field in self._fields}
         self._held_bytes = 0  # bytes that are counted and not written yet
-        self._checksums = task.store.kept_done(existing)
-        self._new_checksums: dict[str, str] = {}
-        self._written_at = time.monotonic()
+        # Versions of objects that an earlier run verified, and of those that are not noted yet.
+        self._verified, self._new = task.store.kept_done(existing), dict[str, str]()
+        self._noted_at = time.monotonic()
         self.n_samples = 0
         self.pieces: list[SourcePiece] = []
         self.stored: dict[str, StoredObject] = {}
@@ -87,7 +87,7 @@ class ShardRunner:
                     self._place_pieces()
                 else:
                     self._record_stored(*self._writing.pop(handle), result)
-        self._write_checksums()
+        self._note()
 
     def _submit_calls(self) -> None:
         while len(self._writing) + len(self._measuring) < self._pool.n_workers:
@@ -170,29 +170,24 @@ class ShardRunner:
         size = sum(span.stop - span.start for span in spans) * field.row_size // n_parts
         name = object_name(field.name, place)
         old = self._existing.get(name)
-        if old is not None and old.checksum is not None and self._checksums.get(name) == old.checksum:
-            self._record_stored(field, size, old)  # unchanged since it was verified
-            return
-        self._writing[self._pool.submit("write" if old is None else "ensure", field, place, spans)] = (
-            field,
-            size,
-        )
+        if old is not None and self._verified.get(name) == old.version:
+            self._record_stored(field, size, old)
+        else:
+            self._writing[self._pool.submit("write", field, place, spans)] = field, size
 
     def _record_stored(self, field: Field, size: int, stored: StoredObject) -> None:
-        if not stored.is_new:
-            stored = stored._replace(checksum=self._existing[stored.name].checksum)
         self.stored[stored.name] = stored
         self._held_bytes -= size
         self._on_stored(size)
-        if stored.checksum is not None and self._checksums.get(stored.name) != stored.checksum:
-            self._new_checksums[stored.name] = stored.checksum
-            if time.monotonic() - self._written_at > CHECKSUMS_S:
-                self._write_checksums()
+        if stored.is_new and stored.version:
+            self._new[stored.name] = stored.version
+            if time.monotonic() - self._noted_at > NOTES_S:
+                self._note()
 
-    def _write_checksums(self) -> None:
-        if self._new_checksums:
-            self._task.store.keep_done(self._new_checksums)
-        self._new_checksums, self._written_at = {}, time.monotonic()
+    def _note(self) -> None:
+        if self._new:
+            self._task.store.keep_done(self._new)
+        self._new, self._noted_at = {}, time.monotonic()
 
 
 class _Slot:

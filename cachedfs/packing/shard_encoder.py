@@ -18,7 +18,7 @@ import numpy as np
 from cachedfs.common.checksums import crc32c_of
 from cachedfs.packing.pack_types import Array, Field
 
-__all__ = ["CODECS", "ArrayEncoding", "ShardBytes", "measured", "object_name", "shuffle_of", "wrong_with"]
+__all__ = ["CODECS", "ArrayEncoding", "ShardBytes", "measured", "object_name", "shuffle_of"]
 
 # Blosc's global threads block all other callers, and shards are encoded in parallel.
 numcodecs.blosc.use_threads = False
@@ -106,23 +106,6 @@ class ShardBytes:
         index = self._index.tobytes()
         self._data += index + crc32c_of(index).to_bytes(4, "little")
         return self._data
-
-
-def wrong_with(data: bytes, encoding: ArrayEncoding, n_chunks: int) -> str | None:
-    """Return the defect of a stored shard as text; None if all `n_chunks` checksums match."""
-    n = math.prod(encoding.per_shard)
-    index, checksum = data[-16 * n - 4 : -4], data[-4:]
-    if len(index) < 16 * n or crc32c_of(index) != int.from_bytes(checksum, "little"):
-        return "its index is not that of a shard"
-    table = np.frombuffer(index, "<u8").reshape(n, 2)
-    there = table[table[:, 0] != NOTHING].tolist()
-    if len(there) != n_chunks:
-        return f"it has {len(there)} chunks, and should have {n_chunks}"
-    for start, length in there:
-        chunk = data[start : start + length]
-        if crc32c_of(chunk[:-4]) != int.from_bytes(chunk[-4:], "little"):
-            return f"the chunk at byte {start:,} has not the checksum that it was written with"
-    return None
 
 
 def measured(field: Field, samples: Array) -> Mapping[str, float]:

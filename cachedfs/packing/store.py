@@ -10,12 +10,12 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from fsspec.core import has_magic, url_to_fs
+from fsspec.core import has_magic
 
 from cachedfs.common import urls as url_names
 from cachedfs.common.checksums import RunningChecksum, stated_of
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.packing.pack_types import BESIDE, PieceCounts
+from cachedfs.packing.pack_types import BESIDE, PieceCounts, version_of
 
 __all__ = ["BESIDE", "ZARR", "StoredObject", "ZarrTarget", "protocols_of"]
 
@@ -41,11 +41,12 @@ ATOMIC = {
 
 
 class StoredObject(NamedTuple):
-    """An object in the store. `checksum` is the one that the origin states; None if it states none."""
+    """An object in the store. `version` changes with its content; `is_stated`: the origin states its checksum."""
 
     name: str
     size: int
-    checksum: str | None
+    version: str
+    is_stated: bool
     is_new: bool = True  # False: an earlier run wrote it
 
 
@@ -54,7 +55,7 @@ class ZarrTarget:
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         self.url, self._options = url, dict(options or {})
-        self.fs, path = url_to_fs(url, **self._options)
+        self.fs, path = url_names.filesystem_at(url, self._options)
         self.path = str(self.fs._strip_protocol(path)).rstrip("/")
         self._folders: set[str] = set()
         self.is_interrupted = False  # True: `put` raises CancelledError
@@ -136,12 +137,12 @@ class ZarrTarget:
                 f"{self.shown(name)}: the stored object differs from the written one: "
                 f"{difference or info.get('size')}; run pack again to continue"
             )
-        return StoredObject(name, len(data), None if stated is None else stated.value)
+        return StoredObject(name, len(data), version_of(info), stated is not None)
 
-    def read(self, name: str, *, from_origin: bool = False) -> bytes | None:
-        """Return the bytes of an object, also past the cache; None if it does not exist."""
+    def read(self, name: str) -> bytes | None:
+        """Return the bytes of an object; None if it does not exist."""
         try:
-            return bytes((self._origin if from_origin else self.fs).cat_file(self.at(name)))
+            return bytes(self.fs.cat_file(self.at(name)))
         except FileNotFoundError:
             return None
 
@@ -151,10 +152,11 @@ class ZarrTarget:
             self.fs.invalidate_cache(self.path)
             found = self.fs.find(self.path, detail=True)
             head = len(self.path) + 1
-            stated = {str(path)[head:]: (stated_of(info), info.get("size")) for path, info in found.items()}
             return {
-                name: StoredObject(name, int(size or 0), checksum.value if checksum else None, is_new=False)
-                for name, (checksum, size) in stated.items()
+                name: StoredObject(
+                    name, info.get("size") or 0, version_of(info), stated_of(info) is not None, False
+                )
+                for name, info in ((str(path)[head:], info) for path, info in found.items())
             }
         return {}
 
@@ -192,7 +194,7 @@ class ZarrTarget:
         self.remove()
         self._folders.clear()
 
-    # Counts and checksums, kept in `BESIDE` until the pack is complete.
+    # Counts and verified objects, kept in `BESIDE` until the pack is complete.
 
     def keep(self, piece: str, tally: PieceCounts) -> None:
         self.put(f"{BESIDE}/{piece}.npz", tally.as_bytes())
@@ -202,11 +204,11 @@ class ZarrTarget:
         return None if data is None else PieceCounts.from_bytes(data)
 
     def keep_done(self, done: Mapping[str, str]) -> None:
-        """Store the checksums of verified objects."""
+        """Store the versions of verified objects."""
         self.put(f"{BESIDE}/done-{uuid.uuid4().hex}.json", json.dumps(done).encode())
 
     def kept_done(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the checksums that all runs stored; `names` are the names of all objects in the store."""
+        """Return the versions that all runs stored; `names` are the names of all objects in the store."""
         found: dict[str, str] = {}
         for name in names:
             if name.startswith(f"{BESIDE}/done-"):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cachedfs.packing.pack_types import Array, Field, FieldSpan, PieceCounts, SourcePiece, empty_batch
-from cachedfs.packing.shard_encoder import ArrayEncoding, ShardBytes, object_name, wrong_with
+from cachedfs.packing.shard_encoder import ArrayEncoding, ShardBytes, object_name
 from cachedfs.packing.sources.sample_source import BadFile, SampleSource
 from cachedfs.packing.store import StoredObject, ZarrTarget
 
@@ -87,17 +87,6 @@ class PackTask:
         for start in range(0, n, slab):
             data.append(self._gather(field, _cut(spans, start, min(start + slab, n)), box))
         return self.store.put_checked(object_name(field.name, place), data.finish())
-
-    def ensure(self, field: Field, place: tuple[int, ...], spans: Sequence[FieldSpan]) -> StoredObject:
-        """Read back a shard of an earlier run; write it again if a chunk is missing or damaged."""
-        encoding, name = self.encodings[field.name], object_name(field.name, place)
-        extents = [sum(span.stop - span.start for span in spans)]
-        extents += [each.stop - each.start for each in self._box(field, place)]
-        n_chunks = math.prod(-(-n // part) for n, part in zip(extents, encoding.chunk, strict=True))
-        stored = self.store.read(name, from_origin=True)
-        if stored is None or wrong_with(stored, encoding, n_chunks) is not None:
-            return self.write(field, place, spans)
-        return StoredObject(name, len(stored), None, is_new=False)
 
     def _box(self, field: Field, place: tuple[int, ...]) -> tuple[slice, ...]:
         """Return the part of each sample that is in a shard."""

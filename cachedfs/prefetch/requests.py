@@ -140,9 +140,8 @@ class PlanRequests:
         path, downloads = version.info.path, self._reader.downloads
         if self._objects.config.offline:
             raise self._objects.offline(path)
-        while (lookup := self._engine.lookups.task_of((self._objects.caller_key, path))) is not None:
-            self.queued.discard(position)
-            await asyncio.wait([lookup])  # another caller's lookup: it may bring the first bytes
+        while await self._engine.lookups.wait((self._objects.caller_key, path)):
+            self.queued.discard(position)  # another caller's lookup: it may bring the first bytes
 
         def send() -> list[Download]:
             before = set(self._engine.active_requests)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.common.blocks import align, beginning, block_range, clip, covering, merge
+from cachedfs.common.blocks import beginning, block_range, clip, covering, merge
 from cachedfs.common.types import Range
 
 sizes = st.integers(0, 5000)
@@ -56,16 +56,6 @@ def test_the_blocks_of_an_object_tile_it(size, block_size):
 def test_a_block_beyond_the_end_is_refused():
     with pytest.raises(ValueError, match="block 2 of 10 bytes is not in an object of 20 bytes"):
         block_range(2, 10, 20)
-
-
-@given(sizes, sizes, block_sizes)
-def test_align_widens_by_less_than_one_block_on_each_side(start, length, block_size):
-    want = Range(start, start + length)
-    wide = align(want, block_size)
-    assert wide.start % block_size == 0
-    assert wide.stop % block_size == 0
-    assert 0 <= want.start - wide.start < block_size
-    assert 0 <= wide.stop - want.stop < block_size
 
 
 @given(st.integers(1, 3000), st.integers(1, 100), st.integers(1, 500), st.data())

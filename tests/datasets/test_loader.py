@@ -27,11 +27,19 @@ from cachedfs.datasets.loader import Loader  # noqa: E402
 from cachedfs.datasets.prefetch_plan import ranks_here  # noqa: E402
 from cachedfs.datasets.sampler import EpochOrders  # noqa: E402
 from cachedfs.datasets.samples import SampleReader, Samples  # noqa: E402
+from cachedfs.datasets.thread_choice import ThreadChoice  # noqa: E402
 from tests.support import MiB, item_threads, noise, tally, until  # noqa: E402
 
 
 def queue_over(make, n):
-    return BatchQueue(make, iter(range(n)), n_threads=1, most=4, most_bytes=MiB, enter=lambda: None)
+    return BatchQueue(
+        make,
+        iter(range(n)),
+        threads=ThreadChoice(1, is_fixed=True),
+        most=4,
+        most_bytes=MiB,
+        enter=lambda: None,
+    )
 
 
 class Numbers(Dataset):

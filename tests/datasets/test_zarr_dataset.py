@@ -377,7 +377,8 @@ def test_arrays_of_different_lengths_are_an_error_that_names_them(tmp_path):
         ZarrDataset(str(tmp_path / "g.zarr"), arrays=["scalar"])
 
 
-def test_arrays_that_all_samples_share_are_left_out_unless_named(tmp_path):
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_arrays_that_all_samples_share_are_left_out_unless_named(tmp_path, zarr_format):
     xr = pytest.importorskip("xarray")
     arrays = {
         "temperature": (("time", "lat"), np.arange(6).reshape(2, 3)),
@@ -387,7 +388,7 @@ def test_arrays_that_all_samples_share_are_left_out_unless_named(tmp_path):
         "crs": ((), 5),
     }
     url = str(tmp_path / "g.zarr")
-    xr.Dataset(arrays).to_zarr(url, zarr_format=3, consolidated=False)
+    xr.Dataset(arrays).to_zarr(url, zarr_format=zarr_format, consolidated=False)
     dataset = ZarrDataset(url, named=True)
     assert dataset.arrays == ("temperature", "time")
     assert {name: row.tolist() for name, row in dataset[1].items()} == {"temperature": [3, 4, 5], "time": 8}
@@ -449,7 +450,7 @@ def test_a_truncated_shard_is_an_error_that_names_it_and_the_sample(tmp_path):
     assert "in sample 13 of ZarrDataset(" in notes(error)
     assert "c/1/0" in notes(error)
     shard.write_bytes(b"short")
-    with pytest.raises(ValueError, match="the index of a shard must have 132 bytes, and has 5") as error:
+    with pytest.raises(ValueError, match="CRC-32C") as error:
         ZarrDataset(str(tmp_path / "a.zarr"))[9]
     assert "in sample 9 of" in notes(error)
 
@@ -519,13 +520,14 @@ def counted(cloud):
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """The number of decoded chunks."""
+    """The number of decoded chunks, without the indexes of shards."""
     counts = collections.Counter()
     for name in ("array", "into"):
         method = getattr(codecs.ChunkDecoder, name)
 
         def counting(self, *args, method=method, name=name):
-            counts[name] += 1
+            if self.dtype != np.uint64:
+                counts[name] += 1
             return method(self, *args)
 
         monkeypatch.setattr(codecs.ChunkDecoder, name, counting)

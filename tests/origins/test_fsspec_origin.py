@@ -18,7 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 from cachedfs.common.types import Range
-from cachedfs.common.urls import strip
+from cachedfs.common.urls import filesystem_at, strip
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, OriginUnavailable
 from cachedfs.origins.fsspec_origin import FsspecOrigin, jsonable
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, make_private
@@ -284,10 +284,26 @@ async def test_a_missing_package_is_an_import_error_that_names_it(monkeypatch, p
     for name in (package, f"{package}.core"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(_registry, protocol, raising=False)  # imported by another test
-    with pytest.raises(ImportError, match=rf"{protocol}:// needs a package .*{advice}"):
+    with pytest.raises(
+        ImportError, match=rf"{protocol}:// needs {package}, which is not installed .*{advice}"
+    ):
         await make_origin(protocol).lookup("x")
     with pytest.raises(ImportError, match=advice):
         strip("cachedfs", protocol, "b/k")
+
+
+async def test_a_failed_import_in_a_package_is_named(monkeypatch, tmp_path):
+    """An older google-cloud-storage, which another package requires, breaks the import of gcsfs."""
+    (tmp_path / "gcsfs.py").write_text("import google.newer\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("gcsfs", "gcsfs.core", "cachedfs.origins.gcs.checked_gcsfs"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delitem(_registry, "gs", raising=False)
+    message = r"gs:// needs gcsfs, and its import failed: No module named 'google.newer'\. .*`pip check`"
+    with pytest.raises(ImportError, match=message):
+        filesystem_at("cachedfs::gs://b/k", {})
+    with pytest.raises(ImportError, match=message):
+        await open_origin("gs", {}, loop=asyncio.get_running_loop(), on_request=lambda: None).lookup("b/k")
 
 
 async def test_a_failed_creation_is_raised_by_all_callers_and_retried_later():

@@ -13,6 +13,7 @@ import xarray as xr
 import zarr
 
 from cachedfs.datasets import ZarrDataset, pack
+from tests.packing import packs
 
 DAYS = "days since 2000-01-01"
 
@@ -101,7 +102,7 @@ def test_columns_decide_on_coordinates_too(tmp_path):
     assert {name for name, _ in zarr.open_group(target, mode="r").arrays()} == {"t", "lat"}
     assert packed.notes == [
         "shared by all samples: lat",
-        "dimension scales that columns= does not name are left out: time",
+        "left out, as columns= does not name it: time",
     ]
     expected, found = both(source, target)
     del expected["/"]["t"].encoding["coordinates"]
@@ -124,8 +125,7 @@ def test_what_zarr_cannot_keep_is_named(tmp_path):
         file["x"].attrs.update({"_FillValue": 0.5, "reference": file["word"].ref, "record": records})
         file["word"].attrs["_FillValue"] = "none"
         file["x"].attrs["nothing"] = h5py.Empty("f4")
-    source = (tmp_path / "x.h5").as_uri()
-    packed = pack(source, str(tmp_path / "x.zarr"))
+    packed = pack(str(tmp_path / "x.h5"), str(tmp_path / "x.zarr"))
     group = zarr.open_group(tmp_path / "x.zarr", mode="r")
     assert dict(group["x"].attrs) == {"scale_factor": 0.5, "nothing": []}
     assert dict(group["color"].attrs) == {"flag_values": [0, 3], "flag_meanings": "red blue"}
@@ -139,12 +139,35 @@ def test_what_zarr_cannot_keep_is_named(tmp_path):
         [
             *(f"attribute {name!r} of {of!r} is left out: Zarr cannot hold its value" for of, name in lost),
             "attribute '_FillValue' of 'x' is left out: Zarr cannot hold its value",
-            "'x': xarray decodes it as float64: Zarr keeps no type of scale_factor, here float32",
-            "dataset 'letter' of bytes is packed as text",
-            f"dataset 'record' is left out: {source}: dataset 'record' of type [('a', '<i4')] and shape () cannot be packed",
+            "'x': xarray decodes it as float64, as Zarr keeps no types of attributes (scale_factor float32)",
+            "'letter' of bytes is packed as text",
+            "left out: 'record' of type [('a', '<i4')] and shape () cannot be packed; leave it out: columns=[...]",
             "shared by all samples: letter",
         ]
     )
+
+
+def test_characters_are_texts(tmp_path):
+    words = np.array([list("ab"), ["c", ""]], "S1")
+    (tmp_path / "x.h5").write_bytes(packs.hdf5(word=words, words=words.reshape(2, 1, 2), x=[1, 2]))
+    packed = pack(str(tmp_path / "x.h5"), str(tmp_path / "x.zarr"))
+    assert [each.tobytes() for each in packs.stored(str(tmp_path / "x.zarr"), "word")] == [b"ab", b"c"]
+    assert zarr.open_group(tmp_path / "x.zarr", mode="r")["words"][:].tobytes() == b"abc\0"
+    assert packed.notes == ["'words' of characters is packed as uint8"]
+
+
+def test_the_largest_dataset_decides_on_the_samples(tmp_path):
+    """As in files of satellites: an image, and bounds of its times along a dimension of their own."""
+
+    def write(file):
+        file.dimensions = {"y": 3, "x": 2, "bound": 2}
+        file.create_variable("image", ("y", "x"), "u1", data=np.arange(6).reshape(3, 2))
+        file.create_variable("bounds", ("bound",), "f8", data=np.array([7.0, 8.0]))
+
+    source, target = written(tmp_path / "x.nc", write), str(tmp_path / "x.zarr")
+    assert pack(source, target).notes == ["shared by all samples: bounds"]
+    assert both(source, target)[1]["/"].identical(both(source, target)[0]["/"])
+    assert ZarrDataset(target).arrays == ("image",)
 
 
 # Several files.
@@ -167,7 +190,7 @@ def day(path, start, *, lat=(1.0, 2.0), units=DAYS, run=0):
 def test_several_files_are_one_dataset_as_in_xarray(tmp_path):
     sources = [day(tmp_path / f"{i}.nc", 2 * i, run=i) for i in range(3)]
     packed = pack(sources, str(tmp_path / "x.zarr"))
-    assert packed.notes == ["dataset 'run' is left out: each file has one", "shared by all samples: lat"]
+    assert packed.notes == ["left out: 'run': each file has one value", "shared by all samples: lat"]
     each = [xr.load_dataset(source).drop_vars("run") for source in sources]
     found = xr.open_zarr(str(tmp_path / "x.zarr"))
     xr.testing.assert_equal(found, xr.concat(each, "time", data_vars=None))
@@ -179,11 +202,11 @@ def test_several_files_are_one_dataset_as_in_xarray(tmp_path):
     [
         (
             {"units": "days since 2001-01-01"},
-            r"1\.nc: 'units' of dataset 'time' is 'days since 2001-01-01', and 'd",
+            r"1\.nc: 'units' of 'time' is 'days since 2001-01-01', and 'd",
         ),
         (
             {"lat": (1, 3)},
-            r"1\.nc: dataset 'lat', which all samples share, has other values than in the first",
+            r"1\.nc: 'lat', which all samples share, has other values than in the first",
         ),
     ],
 )

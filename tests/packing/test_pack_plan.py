@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from cachedfs.packing.layout import choose_codec, grid_of, shard_size, shares, small_of
 from cachedfs.packing.pack_types import END, Field, PieceCounts, SampleBatch, SourcePiece
-from cachedfs.packing.shard_encoder import ArrayEncoding, ShardBytes, shuffle_of, wrong_with
 from cachedfs.packing.sources.arrow_columns import chosen
 from cachedfs.packing.sources.detect import kind_of
 from cachedfs.packing.sources.sample_source import BatchCache
@@ -99,31 +98,6 @@ def test_spread_selects_the_first_the_last_and_others_between(n, most):
     assert len(found) <= max(1, most)
     assert found[0] == 0
     assert most == 1 or found[-1] == n - 1
-
-
-@given(
-    st.integers(1, 40),
-    st.integers(1, 9),
-    st.integers(1, 5),
-    st.sampled_from(["none", "lz4", "zstd"]),
-    st.data(),
-)
-def test_a_flipped_bit_of_a_shard_is_found(n, rows, per_shard, codec, data):
-    field = Field("x", "int32", (3,))
-    inner, outer, _ = grid_of(field, 0, chunk=12 * rows, shard=12 * rows * per_shard, why="")
-    encoding = ArrayEncoding(field.dtype, inner, outer, codec, shuffle_of(field))
-    values = np.arange(3 * n, dtype="i4").reshape(n, 3)[: outer[0]]
-    shard = ShardBytes(encoding)
-    shard.append(values)
-    n_chunks = -(-len(values) // inner[0])
-    stored = bytes(shard.finish())
-    assert wrong_with(stored, encoding, n_chunks) is None
-    assert wrong_with(stored, encoding, n_chunks + 1) is not None
-    bit = data.draw(st.integers(0, 8 * len(stored) - 1))
-    flipped = bytearray(stored)
-    flipped[bit // 8] ^= 1 << bit % 8
-    assert wrong_with(bytes(flipped), encoding, n_chunks) is not None
-    assert wrong_with(stored[:-1], encoding, n_chunks) is not None
 
 
 def test_a_truncated_tally_is_ignored():

@@ -4,9 +4,11 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
 
 import fsspec
 import pytest
@@ -16,7 +18,7 @@ pytest.importorskip("pyarrow")
 import zarr
 
 from cachedfs.datasets import pack
-from cachedfs.packing.executors import DaskTaskPool, ThreadTaskPool
+from cachedfs.packing.executors import TaskPool
 from cachedfs.packing.sources import text_lines
 from cachedfs.packing.store import BESIDE, ZarrTarget
 from tests.fork_server import ForkServer
@@ -74,26 +76,32 @@ def content(cloud, name):
     return fsspec.filesystem("cachedfs", target_protocol="gs").cat_file(cloud.path(name))
 
 
+def noted(cloud):
+    """Return the names of the shards that are noted as verified."""
+    notes = [name for name in names(cloud) if f"{BESIDE}/done" in name]
+    return {name for note in notes for name in json.loads(content(cloud, note))}
+
+
 def right(url, samples, **options):
     group = zarr.open_group(url, mode="r", **options)
     assert group["label"][:].tolist() == [each["label"] for each in samples]
     assert packs.stored(url, "text", text=True, **options) == [each["text"] for each in samples]
 
 
-# 1: the plan; then 22 pieces and 5 shards in turn; then progress, offsets and metadata.
+# 1: the plan; then 22 pieces and 5 shards in turn, and a note for each; then offsets and metadata.
 @pytest.mark.parametrize(
-    ("number", "when"), [(1, "after"), (3, "before"), (9, "after"), (20, "before"), (28, "after")]
+    ("number", "when"),
+    [(1, "after"), (3, "before"), (9, "after"), (20, "before"), (28, "after"), (34, "after")],
 )
 def test_a_pack_killed_at_any_write_can_be_resumed(cloud, killed, lines, number, when):
     target = cloud.url("out.zarr")
     killed(cloud.url("x.jsonl"), target, number, when)
     with pytest.raises(FileNotFoundError):
         zarr.open_group(target, mode="r")
-    before = {name for name in names(cloud) if "/c." in name}
-    cloud.asked()
+    n_noted = len(noted(cloud))
     done = pack(cloud.url("x.jsonl"), target, **SMALL)
     assert done.samples == 600
-    assert done.resumed == len(before)
+    assert done.resumed == n_noted
     right(target, lines)
     assert not [name for name in names(cloud) if BESIDE in name]
 
@@ -142,17 +150,17 @@ def test_an_interrupted_pack_does_not_write_into_a_later_one(monkeypatch, tmp_pa
 
     with monkeypatch.context() as patched:
         patched.setattr(type(memory), "pipe_file", slow)
-        patched.setattr(ThreadTaskPool, "finished", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            pack(str(tmp_path), target, codec="none")
+        patched.setattr(TaskPool, "finished", interrupted)
+        with ThreadPoolExecutor(1) as thread:
+            first = thread.submit(pack, str(tmp_path), target, codec="none")
+            with pytest.raises(TimeoutError):
+                first.result(timeout=0.5)  # it waits for its upload in progress
+            go_on.set()
+            with pytest.raises(KeyboardInterrupt):
+                first.result(timeout=600)
     for i in range(4):
         (tmp_path / f"{i}.bin").write_bytes(bytes([100 + i]) * 5000)
-    with ThreadPoolExecutor(1) as thread:
-        again = thread.submit(pack, str(tmp_path), target, codec="none", overwrite=True)
-        with pytest.raises(TimeoutError):
-            again.result(timeout=0.5)  # it waits for its upload in progress
-        go_on.set()
-        again.result(timeout=600)
+    pack(str(tmp_path), target, codec="none", overwrite=True)
     assert [sample[0] for sample in packs.stored(target, "data")] == [100, 101, 102, 103]
 
 
@@ -161,8 +169,9 @@ def test_a_pack_killed_between_the_metadata_and_the_end_is_complete(cloud, kille
     whole = pack(cloud.url("x.jsonl"), cloud.url("whole.zarr"), **SMALL)
     n = sum(1 for name in names(cloud) if name.startswith("whole.zarr/"))
     n_pieces = -(-len(packs.lines_of(lines)) // (4 * KiB))
-    # The plan, the progress, and the final objects.
-    killed(cloud.url("x.jsonl"), target, 1 + n_pieces + n + 1)
+    # The plan, the final objects, and a note for each large shard.
+    n_shards = sum(1 for name in names(cloud) if re.match(r"whole.zarr/text/c", name))
+    killed(cloud.url("x.jsonl"), target, 1 + n_pieces + n + n_shards)
     right(target, lines)  # complete, and the other objects do not matter
     again = pack(cloud.url("x.jsonl"), target, **SMALL)
     assert (again.shapes, again.samples) == (whole.shapes, whole.samples)
@@ -178,27 +187,24 @@ def test_a_partial_shard_on_a_local_disk_is_written_again(killed, tmp_path, when
         (tmp_path / "src" / name).write_bytes(data)
     target = tmp_path / "out.zarr"
     killed(str(tmp_path / "src"), str(target), 4, when)
-    assert len(list(target.glob("data/c.*"))) == (3 if when == "after" else 2)
+    assert len(list(target.glob("data/c.*"))) == (2 if when == "after" else 1)
     done = pack(str(tmp_path / "src"), str(target), **SMALL)
-    assert done.resumed == (3 if when == "after" else 2)
+    assert done.resumed == 1  # what was not noted is written again
     assert [each.tobytes() for each in packs.stored(str(target), "data")] == list(files.values())
     assert not (target / BESIDE).exists()
 
 
 def test_saved_progress_is_neither_read_back_nor_written_again(cloud, killed, lines):
     target = cloud.url("out.zarr")
-    killed(cloud.url("x.jsonl"), target, 32, "noted")
-    done = {name for name in names(cloud) if "/c." in name}
-    noted = {
-        name for key in names(cloud) if f"{BESIDE}/done" in key for name in json.loads(content(cloud, key))
-    }
-    assert len(noted) >= 3
+    killed(cloud.url("x.jsonl"), target, 32)
+    done = noted(cloud)
+    assert len(done) >= 3
     cloud.server.reset()
     again = pack(cloud.url("x.jsonl"), target, **SMALL)
     assert again.resumed == len(done)
     asked = {(request.kind, request.key.removeprefix("out.zarr/")) for request in cloud.server.requests}
-    assert not {("upload", name) for name in noted} & asked
-    assert not {("media", name) for name in noted} & asked
+    assert not {("upload", name) for name in done} & asked
+    assert not {("media", name) for name in done} & asked
     right(target, lines)
 
 
@@ -255,6 +261,17 @@ def test_a_cluster_of_processes_makes_the_same_store(cluster, cloud, lines):
     assert done.samples == 600
 
 
+def test_any_executor_makes_the_same_store(tmp_path):
+    (tmp_path / "x.jsonl").write_bytes(packs.lines_of(packs.records(2000)))
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
+        pack(str(tmp_path / "x.jsonl"), str(tmp_path / "there.zarr"), client=processes, **SMALL)
+    pack(str(tmp_path / "x.jsonl"), str(tmp_path / "here.zarr"), **SMALL)
+    found = [path.relative_to(tmp_path / "here.zarr") for path in (tmp_path / "here.zarr").rglob("c.*")]
+    assert len(found) > 8
+    for name in found:
+        assert (tmp_path / "here.zarr" / name).read_bytes() == (tmp_path / "there.zarr" / name).read_bytes()
+
+
 def test_a_bad_sample_on_a_cluster_is_named(cluster, tmp_path):
     (tmp_path / "x.jsonl").write_bytes(b'{"a": 1}\n' * 200_000 + b"{oops}\n")
     with pytest.raises(ValueError, match=r"is not (a )?JSON .*oops"):
@@ -266,20 +283,21 @@ def test_a_cluster_that_loses_a_worker_finishes(cluster, tmp_path, monkeypatch):
     files = {f"{i:03}": noise(5000, seed=i) for i in range(200)}
     for name, data in files.items():
         (tmp_path / "src" / name).write_bytes(data)
-    once, submit = tmp_path / "once", DaskTaskPool.submit
+    once, submit = tmp_path / "once", TaskPool.submit
 
     def with_one_copy_of_the_job(self, *given):
         """Kill the only worker that keeps the job: every two seconds Dask drops copies that are not requested."""
-        if self._task.key not in seen_jobs:
-            seen_jobs.append(self._task.key)
-            self._task.result()
+        job = self._call[2]
+        if job.key not in seen_jobs:
+            seen_jobs.append(job.key)
+            job.result()
             cluster.amm.run_once()
-            until(lambda: len(cluster.who_has(self._task)[self._task.key]) == 1)
-            cluster.run(_die_once, str(once), workers=list(cluster.who_has(self._task)[self._task.key]))
+            until(lambda: len(cluster.who_has(job)[job.key]) == 1)
+            cluster.run(_die_once, str(once), workers=list(cluster.who_has(job)[job.key]))
         return submit(self, *given)
 
     seen_jobs = []
-    monkeypatch.setattr(DaskTaskPool, "submit", with_one_copy_of_the_job)
+    monkeypatch.setattr(TaskPool, "submit", with_one_copy_of_the_job)
     pack(str(tmp_path / "src"), str(tmp_path / "out.zarr"), client=cluster, **SMALL)
     assert once.exists()
     found = packs.stored(str(tmp_path / "out.zarr"), "data")
@@ -287,13 +305,13 @@ def test_a_cluster_that_loses_a_worker_finishes(cluster, tmp_path, monkeypatch):
 
 
 def test_a_failed_pack_on_a_cluster_writes_nothing_afterwards(cluster, tmp_path, monkeypatch):
-    close = DaskTaskPool.close
+    close = TaskPool.close
 
-    def closed(self, **options):
+    def closed(self):
         (tmp_path / "closing").touch()
-        close(self, **options)
+        close(self)
 
-    monkeypatch.setattr(DaskTaskPool, "close", closed)
+    monkeypatch.setattr(TaskPool, "close", closed)
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "a").write_bytes(noise(32 * KiB))
     cluster.wait_for_workers(2, timeout=600)  # one may have been lost

@@ -85,6 +85,7 @@ def test_integers_with_zeros_in_front_stay_text(tmp_path):
         ("-0X1f", "'-0X1f' is hexadecimal"),
         ("1_0", "Failed to parse string: '1_0'"),
         ("1.5", "Failed to parse string: '1.5'"),
+        ("--1", "Failed to parse string: '--1'"),
     ],
 )
 def test_a_late_text_among_numbers_is_an_error_that_names_it(tmp_path, monkeypatch, late, reason):
@@ -98,13 +99,16 @@ def test_a_late_text_among_numbers_is_an_error_that_names_it(tmp_path, monkeypat
 
 
 def test_a_record_larger_than_a_block_is_packed(tmp_path, monkeypatch):
-    monkeypatch.setattr(csv_records, "BLOCK", 1000)
+    monkeypatch.setattr(csv_records, "BLOCKS", (1000, 20_000))
     monkeypatch.setattr(tables, "PIECE", 3000)
     texts = [f"{i} " * (1 if i % 50 else 2000) for i in range(200)]
     found = packs.packed(
         tmp_path, {"x.csv": lines("i,text", *(f'{i},"{text}\n"' for i, text in enumerate(texts)))}
     )
     assert found == {"i": list(range(200)), "text": [f"{text}\n" for text in texts]}
+    monkeypatch.setattr(csv_records, "BLOCKS", (1000, 5000))
+    with pytest.raises(ValueError, match=r"x\.csv: a record of more than 5,000 bytes is not packed as CSV"):
+        pack(str(tmp_path / "x.csv"), str(tmp_path / "other.zarr"))
 
 
 @pytest.mark.parametrize(
@@ -244,6 +248,11 @@ def test_a_file_that_was_not_looked_at_keeps_its_values_or_is_named(tmp_path, mo
     files["1.parquet"] = packs.parquet(pa.table({"c": [2**40]}))
     with pytest.raises(ValueError, match=r"1\.parquet, row 1: column 'c': Integer value 1099511627776"):
         packs.packed(tmp_path, files)
+    files["1.parquet"] = packs.parquet(pa.table({"c": ["007"]}))
+    with pytest.raises(
+        ValueError, match=r"1\.parquet, row 1: column 'c': it is string, and int32 in the files"
+    ):
+        packs.packed(tmp_path, files)
     files = {
         f"{i}.parquet": packs.parquet(pa.table({"c": pa.array([0.1], t)}))
         for i, t in enumerate(["f4", "f8", "f4"])
@@ -270,6 +279,7 @@ def test_hive_folders_are_columns(tmp_path, name, data):
     pack(str(tmp_path / "src"), str(tmp_path / "folder.zarr"))
     assert packs.stored(str(tmp_path / "folder.zarr"), "label", text=True) == ["a b", "a b", "c", "c"]
     assert packs.packed(tmp_path, files, columns=["year", "x"]) == {"year": [7, 7, 8, 8], "x": [1, 2, 1, 2]}
+    assert packs.packed(tmp_path, files, columns=["year"]) == {"year": [7, 7, 8, 8]}
 
 
 # Names.

@@ -12,6 +12,7 @@ from typing import Any
 from fsspec.config import conf
 
 from cachedfs.common.optional_imports import importing
+from cachedfs.common.urls import import_error
 from cachedfs.origins.inner_filesystem import make_private, without_listing_cache
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.origins.tokens import TokenSource, refresh
@@ -36,9 +37,7 @@ def make_gcsfs(options: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> A
             # Not `gcsfs.GCSFileSystem`: that one asks for the layout of every bucket, by gRPC.
             from cachedfs.origins.gcs.checked_gcsfs import CheckedGCSFileSystem, known_token, shown
     except ImportError as error:
-        raise ImportError(
-            f'gs:// needs gcsfs, which cannot be imported ({error}): pip install "cachedfs[gcs]"'
-        ) from error
+        raise import_error("gs", error) from error
     _check_names(CheckedGCSFileSystem, options)
     endpoint, token, access = (
         options.get(name) or conf.get("gs", {}).get(name) or conf.get("gcs", {}).get(name)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from typing import Any, BinaryIO
-from urllib.parse import quote
 
 from cachedfs.common.optional_imports import importing
-from cachedfs.common.types import ANY_VERSION, AnyVersion, ObjectInfo, Range, Suffix
+from cachedfs.common.types import AnyVersion, ObjectInfo, Range, Suffix
 from cachedfs.errors import AccessDenied, IsAFolder, NoSuchBucket, ObjectNotFound
-from cachedfs.origins.base import Reply
 from cachedfs.origins.fsspec_origin import FsspecOrigin, jsonable
 from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.auth import make_gcsfs, tokens_of
@@ -128,28 +126,13 @@ class GCSOrigin(FsspecOrigin):
                     return infos[0]
         return None
 
-    @asynccontextmanager
-    async def read(
-        self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
-    ) -> AsyncIterator[Reply]:
+    def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> GCSMediaRead:
         """Request bytes: one request, whose headers also have version and size."""
         if api.UNUSUAL.search(path):
             path = api.object_path(path)
         if "/" not in path:
             raise IsAFolder(f"gs://{path}: this is a bucket; list it, or read an object in it")
-        to = self._connection.value or await self.connection()
-        (bucket, key), generation = path.split("/", 1), None
-        if to.is_version_aware:
-            bucket, key, generation = to.split(path)
-        url = f"{to.media_address}{quote(bucket, safe='')}/o/{quote(key, safe='')}?{to.media_params}"
-        if generation is not None:
-            url += f"&generation={quote(generation)}"
-        reply = GCSMediaRead(
-            f"gs://{path}", path, want, pinned, self._policy, origin=self, media_url=url, send=to.client.send
-        )
-        async with aclosing(reply.run()) as reply.pieces:
-            await anext(reply.pieces)
-            yield reply
+        return GCSMediaRead(f"gs://{path}", path, want, pinned, self._policy, origin=self)
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
@@ -192,15 +175,8 @@ class GCSOrigin(FsspecOrigin):
         """
         path = api.object_path(path)
         with mapped(f"gs://{path}", "writing it"):
-            upload = ObjectUpload(
-                await self.connection(),
-                path,
-                UploadContent(file),
-                replaces=None if replaces is ANY_VERSION else replaces,
-                anything=replaces is ANY_VERSION,
-                mtime_ns=mtime_ns,
-            )
-            return await upload.run()
+            content, connection = UploadContent(file), await self.connection()
+            return await ObjectUpload(connection, path, content, replaces, mtime_ns).run()
 
 
 async def _new_session(inner: Any) -> Any:

@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable
+import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import quote
 
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import IsAFolder, ObjectChanged, ObjectNotFound
-from cachedfs.origins.base import Origin, range_header
+from cachedfs.origins.base import range_header
 from cachedfs.origins.gcs import api
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.resumable_stream import ResumableRead, reaches
 from cachedfs.origins.retry import RetryableError
 
 if TYPE_CHECKING:
-    from cachedfs.origins.http import HTTPResponse
+    from cachedfs.origins.gcs.origin import GCSOrigin
 
 __all__ = ["WHOLE", "GCSMediaRead"]
 
 # Objects up to this size are held until their checksum is verified: 17 ms at 60 MB/s, and one block.
 WHOLE = 1 << 20
 _AS_STORED = {"Accept-Encoding": "gzip"}  # the service then sends every object as it is stored, in ranges too
-_MEDIA = HTTPRequest(url="", subject="", as_stored=True)
-_PINNED = replace(_MEDIA, is_pinned=True)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class GCSMediaRead(ResumableRead):
     """A read of one generation."""
 
-    origin: Origin
-    send: Callable[[HTTPRequest], Awaitable[HTTPResponse]]
-    media_url: str  # of the bytes of the current generation, or of the one that the path names
+    origin: GCSOrigin
 
     async def _open(self) -> None:
         """Send one request; take the version, the range and the checksum from the headers of its response."""
@@ -42,11 +38,20 @@ class GCSMediaRead(ResumableRead):
         if isinstance(want, Range) and want.start == want.stop:  # HTTP cannot express an empty range
             self._take_nothing(await self._current())
             return
-        url = self.media_url if pin is None else f"{self.media_url}&ifGenerationMatch={quote(pin)}"
+        to = self.origin._connection.value or await self.origin.connection()
+        (bucket, key), generation = self.path.split("/", 1), None
+        if to.is_version_aware:
+            bucket, key, generation = to.split(self.path)
+        folder, slash, name = key.rpartition("/")
+        key = f"{_quoted(folder + slash)}{quote(name, safe='')}"
+        url = f"{to.media_address}{_quoted(bucket)}/o/{key}?{to.media_params}"
+        url = url if generation is None else f"{url}&generation={quote(generation)}"
+        url = url if pin is None else f"{url}&ifGenerationMatch={quote(pin)}"
         span = f"bytes={want.start}-{want.stop - 1}" if isinstance(want, Range) else range_header(want)
         headers = {**_AS_STORED, "Range": span} if span else _AS_STORED
-        request = replace(_PINNED if pin else _MEDIA, url=url, subject=self.url, want=want, headers=headers)
-        self._response = response = await self.send(request)
+        is_pinned = pin is not None
+        request = HTTPRequest(url, self.url, want=want, headers=headers, as_stored=True, is_pinned=is_pinned)
+        self._response = response = await to.client.send(request)
         if response.status == 416:
             await self._open_nothing()
             return
@@ -109,3 +114,8 @@ class GCSMediaRead(ResumableRead):
 
     def _is_folder(self) -> IsAFolder:
         return IsAFolder(f"{self.url}: this is a folder; list it, or read an object in it")
+
+
+@functools.lru_cache(1024)  # the objects in a folder have the same start
+def _quoted(text: str) -> str:
+    return quote(text, safe="")

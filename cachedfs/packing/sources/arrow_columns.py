@@ -134,10 +134,7 @@ def _cast(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
     found = column.type
     if found == type_ or pa.types.is_null(type_) or _is_json(type_):  # as JSON, fields stay as they are
         return column
-    is_rounded = (
-        pa.types.is_floating(found) and pa.types.is_floating(type_) and found.bit_width > type_.bit_width
-    )
-    if is_rounded or isinstance(type_, pa.BaseExtensionType):
+    if not _may_cast(found, type_):
         raise pa.ArrowInvalid(f"it is {found}, and {type_} in the files that were looked at")
     try:
         return column.cast(type_)
@@ -146,6 +143,19 @@ def _cast(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
             reason = f"{error}; it is packed as {type_}, since it has missing values or is of that type in other files"
             raise pa.ArrowInvalid(reason) from error
         raise
+
+
+def _may_cast(found: pa.DataType, type_: pa.DataType) -> bool:
+    """Return whether the types have a common one, so that a safe cast keeps values or fails."""
+    if pa.types.is_boolean(found) and type_ == pa.float64():  # a column with gaps
+        return True
+    if pa.types.is_floating(found) and pa.types.is_floating(type_) and found.bit_width > type_.bit_width:
+        return False  # Arrow rounds floats
+    try:
+        pa.unify_schemas([pa.schema([("", each)]) for each in (found, type_)], promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return False
+    return True
 
 
 def advised(problems: Sequence[str]) -> str:

@@ -25,10 +25,8 @@ __all__ = ["CSVSource", "delimiter_of", "parsed", "type_of"]
 DELIMITERS = ",;\t|"
 OPTIONS = ("comment", "delimiter", "encoding", "skipinitialspace")
 ROWS = 4096  # records that Python reads in one step, if an option needs it
-BLOCK, MOST_BLOCK = (
-    1 << 20,
-    128 << 20,
-)  # bytes that Arrow parses in one step; a record must be smaller than the last
+# Bytes that Arrow parses in one step, until a record is larger. It reads up to 32 blocks ahead.
+BLOCKS = (1 << 20, 8 << 20, 32 << 20)
 QUOTED = re.compile(rb'(?<![^,;\t|\r\n])"(?:[^"]|"")*"')
 # The first quotes that begin or end a field.
 QUOTE = re.compile(rb'[,;\t|\n]"[^"]|[^"](?P<end>"[,;\t|\r\n])')
@@ -36,6 +34,7 @@ RECORD = re.compile(rb'(?:"(?:[^"]|"")*"|[^"\n])*\n')
 # Texts that pandas reads as missing numbers.
 MISSING = pa.array([*pyarrow.csv.ConvertOptions().null_values, "<NA>", "None"])
 INTEGER, ZEROS, HEX = r"^[+-]?[0-9]+$", r"^\s*[+-]?0[0-9]", r"^\s*[+-]?0[xX]"
+BIT = r"^\s*[01]\s*$"
 NUMBER = r"^[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|(?i:inf|infinity))$"
 BOOLEAN = r"^(?i:true|false)$"
 
@@ -62,14 +61,7 @@ class CSVSource(TableSource):
         parts = [each for each in parts_of(self.files) if each[2].strip()]
         if not parts:
             raise ValueError(f"{self.files.url}: nothing to pack: all files are empty")
-        first, _, head = parts[0]
-        if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-            self._encoding = self._encoding or "utf-16"
-        head = self._utf8(head)
-        self._delimiter = self._delimiter or delimiter_of(head, self.files.paths[first])
-        self._header = next(self._rows(io.StringIO(head.decode("utf-8-sig", "replace"), newline="")))
-        self._columns = stated_names(self._header)
-        self._note_names(self._header, self._columns)
+        self._read_header(parts[0][0], parts[0][2])
         # Python splits from the start only, and a part of UTF-16 may begin within a character.
         has_middles = not (self._encoding or self._is_split_by_python)
         firsts = [(file, self._first_records(file, data)) for file, at, data in parts if not at]
@@ -84,8 +76,18 @@ class CSVSource(TableSource):
             name: pa.nulls(len(texts), type_) if name in self._given else parsed(texts[name], type_)
             for name, type_ in self._types.items()
         }
-        self.plan([(first, pa.table(found))])
+        self.plan([(parts[0][0], pa.table(found))])
         return [self.checked(Chunk(0, len(table), table, False), file) for file, table in firsts]
+
+    def _read_header(self, file: int, head: bytes) -> None:
+        """Find the encoding, the delimiter and the columns from the first bytes of a file."""
+        if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+            self._encoding = self._encoding or "utf-16"
+        head = self._utf8(head)
+        self._delimiter = self._delimiter or delimiter_of(head, self.files.paths[file])
+        self._header = next(self._rows(io.StringIO(head.decode("utf-8-sig", "replace"), newline="")))
+        self._columns = stated_names(self._header)
+        self._note_names(self._header, self._columns)
 
     def _first_records(self, file: int, data: bytes) -> pa.Table:
         """Return the first records of a file, which begins with `data`."""
@@ -116,6 +118,8 @@ class CSVSource(TableSource):
             try:
                 if name not in self._given and pa.types.is_integer(type_):
                     _refuse(table[name], ZEROS, "has zeros in front, which a number has not")
+                if name not in self._given and pa.types.is_boolean(type_):
+                    _refuse(table[name], BIT, "is a number, and not true or false")
                 found.append(parsed(table[name], type_))
             except pa.ArrowInvalid as error:
                 problems.append(f"column {name!r}: {error}")
@@ -128,8 +132,8 @@ class CSVSource(TableSource):
 
     def _records(self, file: int) -> Iterator[pa.Table]:
         """Yield the records of a file as text. If one is larger than a block, the file is read again in larger ones."""
-        n, block = 0, BLOCK
-        while True:
+        n = 0
+        for block in BLOCKS:
             at = 0
             try:
                 with opened(self.files, file) as raw:
@@ -140,9 +144,11 @@ class CSVSource(TableSource):
                         at += len(table)
                 return
             except pa.ArrowInvalid as error:
-                if "straddling" not in str(error) or block == MOST_BLOCK:
+                if "straddling" not in str(error):
                     raise self._located(error, file) from error
-                block = min(8 * block, MOST_BLOCK)
+        raise ValueError(
+            f"{self.files.shown(file)}: a record of more than {BLOCKS[-1]:,} bytes is not packed as CSV"
+        )
 
     def _tables(self, text: Any, file: int, block: int, *, is_sample: bool = False) -> Iterator[pa.Table]:
         """Yield the records in a stream of UTF-8 as text, without the header."""
@@ -192,8 +198,8 @@ class CSVSource(TableSource):
                 message = f"CSV parse error: Row #{at + bad + 1}: Expected {n} columns, got {len(some[bad])}"
                 raise pa.ArrowInvalid(message)
             at += len(some)
-            values = zip(*(row for row in some if len(row) == n), strict=True)
-            yield pa.record_batch([pa.array(each, pa.string()) for each in values], names=self._columns)
+            texts = [[row[i] for row in some if len(row) == n] for i in range(n)]
+            yield pa.record_batch([pa.array(each, pa.string()) for each in texts], names=self._columns)
 
     @property
     def _is_split_by_python(self) -> bool:

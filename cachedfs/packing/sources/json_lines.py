@@ -42,6 +42,7 @@ class JSONSource(TextLines, TableSource):
         self._note_names(keys, names)
         self._keys = dict(zip(names, keys, strict=True))
         packed = [name for name in names if self._wanted is None or name in self._wanted]
+        packed = packed or names[:1]  # at least one, which tells the number of lines
         types = {name: self._type_of(name, objects) if name in packed else pa.null() for name in names}
         gaps = {name for name, key in self._keys.items() if any(each.get(key) is None for each in objects)}
         self.plan([(parts[0][0], empty_table(pa.schema([*types.items()])))], gaps)

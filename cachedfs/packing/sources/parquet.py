@@ -91,13 +91,13 @@ class ParquetSource(TableSource):
     def runs(self, file: int, start: int) -> Iterator[tuple[int, Iterator[pa.Table]]]:
         with self._file(file) as opened:
             schema, row = opened.schema_arrow, 0
-            wanted = self._wanted and [
-                path for path, names in _names_of(schema).items() if {*names} & {*self._wanted}
-            ]
+            paths = _names_of(schema)
+            wanted = [path for path in paths if {*paths[path]} & {*(self._wanted or ())}] or [*paths][:1]
+            columns = None if self._wanted is None else wanted  # at least one, which tells the number of rows
             for groups, n_rows in _row_groups(opened.metadata):
                 if row + n_rows > start:
                     n = max(1, READ // self._row_size)
-                    batches = opened.iter_batches(n, groups, wanted, use_threads=False)
+                    batches = opened.iter_batches(n, groups, columns, use_threads=False)
                     yield row, (_named(pa.Table.from_batches([batch]), schema) for batch in batches)
                 row += n_rows
 
@@ -133,7 +133,7 @@ class FeatherSource(TableSource):
 
     def _first(self, number: int) -> pa.Table:
         [(_, tables), *_] = self.runs(number, 0)
-        return next(tables)
+        return next(tables, pa.table({}))
 
     def runs(self, file: int, start: int) -> Iterator[tuple[int, Iterator[pa.Table]]]:
         yield 0, self._tables(file)
@@ -145,7 +145,7 @@ class FeatherSource(TableSource):
 
 
 def _arrow_batches(raw: Any, where: str) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of an Arrow IPC file or stream, with an empty one in front. Raises BadFile for other files."""
+    """Yield the batches of an Arrow IPC file or stream. Raises BadFile for other files."""
     try:
         is_file = raw.read(6) == b"ARROW1"
         raw.seek(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -12,8 +11,6 @@ from cachedfs.packing.pack_types import SampleBatch, SourcePiece, empty_batch
 from cachedfs.packing.sources.sample_source import DecodedSource, SourceFiles
 
 __all__ = ["Chunk", "RecordSource", "first_bad"]
-
-MAX_OPEN = 32  # largest number of open readers: one for each thread that reads a file in sequence
 
 
 class Chunk(NamedTuple):
@@ -51,7 +48,9 @@ class RecordSource(DecodedSource):
         return records.slice(0, n)
 
     def read(self, piece: SourcePiece) -> SampleBatch:
-        reader = self._readers.take(piece.file, piece.start) or _Reader(self.chunks(*piece[:2]))
+        reader = self._readers.pop(piece.file, None)
+        if reader is None or reader.position > piece.start:
+            reader = _Reader(self.chunks(piece.file, piece.start))
         try:
             with self.files.noted(piece.file):
                 chunk = reader.read(piece.start)
@@ -62,7 +61,7 @@ class RecordSource(DecodedSource):
         if chunk.is_last:
             reader.close()
             return batch
-        self._readers.put(piece.file, reader)
+        self._readers[piece.file] = reader
         return dataclasses.replace(batch, stop=reader.position)
 
     def checked(self, chunk: Chunk, file: int, parse: Callable[[Any, int], Any] | None = None) -> Any:
@@ -108,33 +107,14 @@ class _Reader:
         self._chunks.close()  # type: ignore[attr-defined]  # a generator
 
 
-class OpenReaders:
-    """Open readers of files, so that nothing is read twice. It pickles empty."""
+class OpenReaders(dict[int, _Reader]):
+    """The open reader of each file that is partly read, by its number, so that nothing is read twice.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._readers: list[tuple[int, _Reader]] = []
+    It pickles empty.
+    """
 
     def __reduce__(self) -> Any:
         return type(self), ()
-
-    def take(self, file: int, start: int) -> _Reader | None:
-        """Return the reader of a file that is nearest before record `start`; None if there is none."""
-        with self._lock:
-            found = [each for each in self._readers if each[0] == file and each[1].position <= start]
-            if not found:
-                return None
-            best = max(found, key=lambda each: each[1].position)
-            self._readers.remove(best)
-        return best[1]
-
-    def put(self, file: int, reader: _Reader) -> None:
-        """Keep a reader, and close the oldest ones."""
-        with self._lock:
-            self._readers.append((file, reader))
-            old, self._readers = self._readers[:-MAX_OPEN], self._readers[-MAX_OPEN:]
-        for _, each in old:
-            each.close()
 
 
 def first_bad(n: int, parse: Callable[[int], object]) -> int:

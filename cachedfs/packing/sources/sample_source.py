@@ -11,11 +11,20 @@ from concurrent.futures import Future
 from typing import Any, ClassVar
 
 import numpy as np
-from fsspec.core import url_to_fs
 
+from cachedfs.common.urls import filesystem_at
 from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, infos_at, infos_of, paths_of
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.packing.pack_types import END, Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
+from cachedfs.packing.pack_types import (
+    END,
+    Array,
+    Field,
+    FieldSpan,
+    PieceCounts,
+    SampleBatch,
+    SourcePiece,
+    version_of,
+)
 
 __all__ = ["MAX_SAMPLE", "NAMES", "PIECE", "BadFile", "BatchCache", "DecodedSource", "Item"]
 __all__ += ["SampleSource", "SourceFiles"]
@@ -26,9 +35,6 @@ PIECE = 16 << 20  # bytes of a source that are read and decoded as one piece
 MAX_SAMPLE = 128 << 20
 MAX_DECODED = 128 << 20  # decoded bytes that stay in memory until they are written
 NAMES = "names"  # field with the name of each sample in the source
-# Listing keys, in order of preference, whose value changes with the content of a file.
-VERSIONS = ["generation", "md5Checksum", "ETag", "etag", "mtime", "LastModified", "last_modified", "modified"]
-VERSIONS += ["created"]
 
 
 class BadFile(ValueError):
@@ -58,7 +64,7 @@ class SourceFiles:
         self._urls = given if isinstance(given, str) or hasattr(given, "__fspath__") else list(given)
         self._options = dict(options or {})
         self.url, url_list = as_urls(self._urls)
-        self.fs, path = url_to_fs(self.url, **self._options)
+        self.fs, path = filesystem_at(self.url, self._options)
         self.root = "" if url_list is not None else str(path)  # the folder, file or pattern that was given
         if url_list is None:
             found = infos_of(self.fs, self.url, path)
@@ -321,6 +327,5 @@ class BatchCache:
 
 def _key(path: str, info: Mapping[str, Any]) -> int:
     """Return a number that changes with the name, size or content of a file."""
-    version = next((str(info[key]) for key in VERSIONS if info.get(key) is not None), "")
-    data = f"{path}\0{info['size']}\0{version}".encode("utf-8", "surrogatepass")
+    data = f"{path}\0{info['size']}\0{version_of(info)}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

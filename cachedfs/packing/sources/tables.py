@@ -61,19 +61,12 @@ class TableSource(RecordSource):
             self._note_others(schema, other.schema, file)
         self._hive.columns = [each for each in self._hive.columns if each.name not in schema.names]
         schema = self._selected(pa.schema([*schema, *self._hive.columns]))
-        gaps = {
-            *gaps,
-            *(name for _, table in sampled for name in table.column_names if table[name].null_count),
-        }
+        found = (name for _, table in sampled for name in table.column_names if table[name].null_count)
+        gaps = {*gaps, *found} - {*self._given}
         types = {each.name: _with_gaps(each.type) if each.name in gaps else each.type for each in schema}
-        wanted = pa.schema(
-            [
-                (name, each.type if name in self._given else types[name])
-                for name, each in zip(schema.names, schema, strict=True)
-            ]
-        )
         try:
-            self.fields = fields_of(wanted, self._given, self._array_names(schema.names))
+            names = self._array_names(schema.names)
+            self.fields = fields_of(pa.schema([*types.items()]), self._given, names)
         except ValueError as error:
             raise ValueError(f"{self.files.shown(first)}: {error}") from error
         self._schema = pa.schema(
@@ -129,8 +122,8 @@ class Hive:
         root, *pattern = re.split(r"[*?[]", files.root, maxsplit=1)
         self._n = len(root.rpartition("/")[0] if pattern else root)
         keys = self._of(0)
-        found = {key: {self._of(file).get(key) for file in range(len(files))} for key in keys}
-        self.columns = [pa.field(key, _type_of_folders(values)) for key, values in found.items()]
+        values = [self._of(file) for file in range(len(files))] if keys else []
+        self.columns = [pa.field(key, _type_of_folders({each.get(key) for each in values})) for key in keys]
 
     def _of(self, file: int) -> dict[str, str | None]:
         folders = self._paths[file][self._n :].rpartition("/")[0].split("/")
@@ -157,14 +150,15 @@ def _type_of_folders(values: set[str | None]) -> pa.DataType:
 
 def _grouped(row: int, tables: Iterable[pa.Table]) -> Iterator[Chunk]:
     """Yield tables together in chunks of about `PIECE` bytes; `row` is the first one."""
-    parts: list[pa.Table] = []
+    parts, n, size = list[pa.Table](), 0, 0
     for table in tables:
         parts.append(table)
-        if sum(each.nbytes for each in parts) >= PIECE:
-            yield (chunk := Chunk(row, sum(map(len, parts)), pa.concat_tables(parts), False))
-            row, parts = row + chunk.n, []
+        n, size = n + len(table), size + table.nbytes
+        if size >= PIECE:
+            yield Chunk(row, n, pa.concat_tables(parts), False)
+            row, parts, n, size = row + n, [], 0, 0
     if parts:
-        yield Chunk(row, sum(map(len, parts)), pa.concat_tables(parts), False)
+        yield Chunk(row, n, pa.concat_tables(parts), False)
 
 
 def stated_names(names: Iterable[str]) -> list[str]:
