@@ -1,4 +1,4 @@
-"""Entry point of the `cachedfs` command line: arguments, exit codes and clean-up around each command.
+"""Entry point of the `cachedfs` command line.
 
 Each command imports the filesystem when it runs, so help and shell completion stay fast. `main` imports the
 command modules itself, so that Ctrl-C during the import exits the same way as Ctrl-C later.
@@ -19,31 +19,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     `arguments` replaces `sys.argv[1:]`. The status after a signal is the one that shells report.
     """
-    try:
-        _run(None if arguments is None else list(arguments))
-    except KeyboardInterrupt:  # Ctrl-C before a command started
-        sys.exit(128 + signal.SIGINT)
-    except SystemExit as end:
-        # Typer exits with 1 when the reader of the help text closes the pipe.
-        if isinstance(end.__context__, BrokenPipeError):
-            sys.exit(128 + signal.SIGPIPE)
-        raise
-    finally:
-        # CPython sets a flag when a KeyboardInterrupt leaves `exec` (which dataclasses use), until the next `exec`.
-        # With the flag set, `python -m` ends by the signal, whatever the exit status is.
-        exec("")
-
-
-def _run(arguments: list[str] | None) -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the parent process: discard the output
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
     try:
         from cachedfs.cli.app import app
-        from cachedfs.cli.urls import rejoin
+        from cachedfs.cli.url_arguments import rejoin
+
+        rejoin(os.environ)
+        app(args=None if arguments is None else list(arguments), prog_name="cachedfs")
+    except KeyboardInterrupt:  # Ctrl-C before a command started
+        sys.exit(128 + signal.SIGINT)
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("typer", "rich"):
             raise
         raise SystemExit('The command line needs typer and rich: pip install "cachedfs[cli]"') from error
-    rejoin(os.environ)
-    app(args=arguments, prog_name="cachedfs")

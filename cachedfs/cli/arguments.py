@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import difflib
-import functools
-import inspect
 import json
 import os
 import re
@@ -19,7 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 import cachedfs
-from cachedfs.cli.output import busy, log_in_lines, print_error, print_json, print_traceback, say
+from cachedfs.cli.output import log_in_lines, print_error, print_json, print_traceback, progress, say
 from cachedfs.config import FSSPEC_KEYWORDS, Config
 
 FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141  # exit statuses; typer exits with 2 on wrong usage
@@ -57,45 +54,43 @@ def flag(help: str, *names: str, **settings: Any) -> Any:
     return typer.Option(*names, metavar="", help=help, **settings)
 
 
-class QuotedCommand(TyperCommand):
-    """A command that says which URL to quote, in place of taking its parts for several arguments."""
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # click's own
-        if found := SPLIT.search("\n".join(args)):
-            whole = shlex.quote(found[0].replace("\n", " "))
-            raise typer.BadParameter(f"the shell split it at its blanks; quote it: {whole}", param_hint="URL")
-        return super().parse_args(ctx, args)
-
-
-@dataclasses.dataclass
-class CommonOptions:
-    """Values of the options of all commands.
+class CommonOptions(typer.Context):
+    """The context of a command, with the options that all commands have, before and after the command's name.
 
     `url` is the URL being processed, for error messages. With `has_failed` the command ends with exit status 1.
     """
 
-    as_json: bool = False
-    debug: bool = False
-    cache_dir: str | None = None
-    options: Sequence[str] | None = None
     url: str | None = None
-    has_failed: bool = False
+    has_failed = False
 
-    def then(self, more: CommonOptions) -> CommonOptions:
-        """Return these options combined with `more`, which come later on the command line and win."""
-        return CommonOptions(
-            as_json=self.as_json or more.as_json,
-            debug=self.debug or more.debug,
-            cache_dir=self.cache_dir if more.cache_dir is None else more.cache_dir,
-            options=(*(self.options or ()), *(more.options or ())),
-        )
+    def _values(self, name: str) -> list[Any]:
+        """Return the values of an option, those that come later and win at the end."""
+        given = (each.params.get(name) for each in (self.find_root(), self))
+        return [value for value in given if value is not None]
+
+    @property
+    def as_json(self) -> bool:
+        return any(self._values("as_json"))
+
+    @property
+    def debug(self) -> bool:
+        return any(self._values("debug"))
+
+    @property
+    def cache_dir(self) -> str | None:
+        given: list[str | None] = [None, *self._values("cache_dir")]
+        return given[-1]
+
+    @property
+    def options(self) -> list[str]:
+        return [text for texts in self._values("options") for text in texts]
 
     def split(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the options of cachedfs and those of the origin. Raises BadParameter for an invalid one."""
         names = Config._fields
         of_cachedfs: dict[str, Any] = {}
         of_origin: dict[str, Any] = {}
-        for text in self.options or ():
+        for text in self.options:
             name, equals, value = text.partition("=")
             if not equals or not name:
                 raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="-o")
@@ -113,12 +108,6 @@ class CommonOptions:
             raise typer.BadParameter(str(error), param_hint="-o") from None
         return of_cachedfs, of_origin
 
-    def arguments(self) -> list[str]:
-        """Return these options as arguments of a command line."""
-        cache_dir = [] if self.cache_dir is None else [f"--cache-dir={self.cache_dir}"]
-        debug = ["--debug"] if self.debug else []
-        return [*debug, *(f"--option={text}" for text in self.options or ()), *cache_dir]
-
     def config(self) -> Config:
         """Return the options of cachedfs for all URLs, including those of the fsspec configuration."""
         from fsspec.config import conf
@@ -127,16 +116,20 @@ class CommonOptions:
         configured = {k: v for k, v in conf.get("cachedfs", {}).items() if k not in FSSPEC_KEYWORDS}
         return Config.resolve(configured | self.split()[0])
 
-    def print_result(self, value: dict[str, Any], text: str, failed: Sequence[dict[str, str]] = ()) -> None:
-        """Print a result as JSON on stdout, or as text on stderr after the messages in `failed`.
-
-        The command fails if there are any.
-        """
+    def show(self, value: Any, *lines: str, err: bool = True) -> None:
+        """Print a result: as JSON on stdout, or as lines on stderr, or on stdout unless `err`."""
         if self.as_json:
             print_json(value)
         else:
-            for line in (*(f"cachedfs: {each['message']}" for each in failed), text):
-                say(line, err=True)
+            for line in lines:
+                say(line, err=err)
+
+    def show_with_errors(
+        self, value: dict[str, Any], text: str, errors: Sequence[tuple[str, Exception]]
+    ) -> None:
+        """Print a result and the errors of single URLs, with which the command fails."""
+        failed = [{"url": url, "type": type(e).__name__, "message": str(e)} for url, e in errors]
+        self.show(value | {"failed": failed}, *(f"cachedfs: {each['message']}" for each in failed), text)
         self.has_failed |= bool(failed)
 
 
@@ -159,7 +152,6 @@ def show_version(wanted: bool) -> None:
     )
 )
 def before_command(
-    ctx: typer.Context,
     version: Annotated[
         bool, flag("Show the version.", "--version", is_eager=True, callback=show_version)
     ] = False,
@@ -175,7 +167,29 @@ def before_command(
     ] = None,
 ) -> None:
     """Read Google Cloud Storage, Google Drive and other fsspec URLs through a local cache."""
-    ctx.obj = CommonOptions(as_json, debug, cache_dir, options)
+
+
+class Command(TyperCommand):
+    """A command with common options, whose errors become lines and exit statuses."""
+
+    context_class = CommonOptions
+    common: Sequence[str] = COMMON
+
+    def get_params(self, ctx: CommonOptions) -> list[Any]:  # type: ignore[override]  # click's own
+        of_all = ctx.find_root().command.params
+        return [*super().get_params(ctx), *(each for each in of_all if each.name in self.common)]
+
+    def parse_args(self, ctx: CommonOptions, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Parse the arguments; say which URL to quote, in place of taking its parts for several arguments."""
+        if found := SPLIT.search("\n".join(args)):
+            whole = shlex.quote(found[0].replace("\n", " "))
+            raise typer.BadParameter(f"the shell split it at its blanks; quote it: {whole}", param_hint="URL")
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: CommonOptions) -> None:  # type: ignore[override]
+        assert self.callback is not None
+        with handling_errors(ctx):
+            ctx.invoke(self.callback, **{k: v for k, v in ctx.params.items() if k not in self.common})
 
 
 def command(
@@ -183,33 +197,11 @@ def command(
 ) -> Callable[[F], F]:
     """Add a function to the app as a command, with these usage examples, under its own name or `name`.
 
-    The function is called with the CommonOptions and its own options. `common` names the common options that
-    users may write after the command's name; common options before the name apply to every command.
+    Its first parameter is the CommonOptions. `common` names the common options that users may write after the
+    command's name; common options before the name apply to every command.
     """
-
-    def add(function: F) -> F:
-        @functools.wraps(function)
-        def run(ctx: typer.Context, **values: Any) -> None:
-            options = ctx.obj.then(CommonOptions(**{each: values.pop(each) for each in common}))
-            with handling_errors(options):
-                function(options, **values)
-
-        # Typer reads the parameters of a command from its signature and annotations.
-        ctx, *of_all = inspect.signature(before_command, eval_str=True).parameters.values()
-        _, *own = inspect.signature(function, eval_str=True).parameters.values()
-        options = [*own, *(each for each in of_all if each.name in common)]
-        parameters = [ctx, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in options)]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # mypy knows none
-        run.__annotations__ = {each.name: each.annotation for each in parameters}
-        app.command(
-            name or function.__name__,
-            cls=QuotedCommand,
-            epilog=epilog(*examples),
-            context_settings=context_settings,
-        )(run)
-        return function
-
-    return add
+    kind = type("Command", (Command,), {"common": common})
+    return app.command(name, cls=kind, epilog=epilog(*examples), context_settings=context_settings)
 
 
 @contextlib.contextmanager
@@ -220,7 +212,7 @@ def handling_errors(options: CommonOptions) -> Iterator[None]:
             yield
             sys.stdout.flush()
             if engines := sys.modules.get("cachedfs.core.engines"):
-                with busy("writing to the cache", is_quiet=options.as_json):
+                with progress("writing to the cache", is_quiet=options.as_json):
                     engines.drain_all()  # while its warnings still go through our handler
         if options.has_failed:
             raise typer.Exit(FAILED)

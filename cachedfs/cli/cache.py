@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, command, flag
-from cachedfs.cli.output import busy, print_json, progress, say
+from cachedfs.cli.output import print_json, progress, say
 from cachedfs.cli.stats import cache_of
-from cachedfs.cli.urls import Location, Urls, at_each, check_quoted, locate, url_argument
+from cachedfs.cli.url_arguments import Urls, check_quoted, url_argument
+from cachedfs.cli.urls import Location, at_each, locate
 from cachedfs.common.text import counted
-from cachedfs.errors import CacheError, OriginUnavailable
+from cachedfs.errors import CacheError
 
 if TYPE_CHECKING:
-    from cachedfs.cache.block_store import BlockStore
     from cachedfs.core.verify import Verified
 
 AT_ONCE = 1000  # pins per transaction, so that other processes can write in between
@@ -45,7 +44,11 @@ def pin(common: CommonOptions, urls: Urls) -> None:
     if common.as_json:
         print_json(done)
     may_pin = min((each["may_pin"] for each in done if each["may_pin"] is not None), default=None)
-    of_all = size_of_pins(cache_of(common.config()))
+    cache = cache_of(common.config())
+    records = (cache.metadata.lookup(identity, path) for identity, path in cache.pins())
+    of_all = sum(
+        record.info.size or 0 for record in records if record is not None and record.info is not None
+    )
     if may_pin is not None and of_all > may_pin:
         raise CacheError(
             f"pinned, but all pinned objects are {decimal(of_all)}, more than the {decimal(may_pin)} that the cache may hold: "
@@ -54,50 +57,25 @@ def pin(common: CommonOptions, urls: Urls) -> None:
 
 
 def pinned(location: Location, common: CommonOptions) -> dict[str, Any]:
-    """Pin the objects matched by a URL or pattern; print and return their number and sizes.
+    """Pin the objects at and below what a URL names; print and return their number and sizes, in bytes.
 
-    `cached` is the size of the pinned blocks in the cache. `may_pin` is the allowance of the cache, None if unknown.
-    Raises FileNotFoundError if there are no such objects.
+    `cached` is what is cached of them. `may_pin` is what the cache may hold, None if unknown.
     """
-    with busy(f"listing {location.text}", is_quiet=common.as_json):
-        sizes = sizes_of(location)
-        for paths in parts_of(list(sizes)):
-            location.cache.pin(location.identity, *paths)
+    with progress(f"listing {location.text}", is_quiet=common.as_json):
+        infos = location.entries()
+        for folder in [info for info in infos if info["type"] == "directory"]:
+            infos += location.fs.find(folder["name"], detail=True).values()
+        sizes = {str(info["name"]): int(info["size"] or 0) for info in infos if info["type"] == "file"}
+        names = list(sizes)
+        for at in range(0, len(names), AT_ONCE):
+            location.cache.pin(location.identity, *names[at : at + AT_ONCE])
         cached = sum(map(location.cached_bytes, sizes))
-    n, size = len(sizes), sum(sizes.values())
+    size = sum(sizes.values())
     if not common.as_json:
-        rest = "" if cached >= size else "; prefetch fetches the rest"
-        say(
-            f"{location.text}: {counted(n, 'object')} of {decimal(size)} pinned, {decimal(cached)} of them cached{rest}"
-        )
-    return {
-        "url": location.text,
-        "objects": n,
-        "bytes": size,
-        "cached": cached,
-        "may_pin": location.fs.may_hold(),
-    }
-
-
-def sizes_of(location: Location) -> dict[str, int]:
-    """Return the size of each object matched by a URL or pattern, or below a matched folder."""
-    fs = location.fs
-    found = location.matches() if location.is_pattern else [fs.info(location.path)]
-    objects = [info for info in found if info["type"] == "file"]
-    for folder in found:
-        if folder["type"] == "directory":
-            objects += fs.find(folder["name"], detail=True).values()
-    return {str(info["name"]): int(info["size"] or 0) for info in objects}
-
-
-def size_of_pins(cache: BlockStore) -> int:
-    """Return the total size of all pinned objects with a known size, cached or not, in bytes."""
-    records = (cache.metadata.lookup(identity, path) for identity, path in cache.pins())
-    return sum(record.info.size or 0 for record in records if record is not None and record.info is not None)
-
-
-def parts_of(paths: list[str]) -> Iterator[list[str]]:
-    return (paths[at : at + AT_ONCE] for at in range(0, len(paths), AT_ONCE))
+        what = f"{counted(len(sizes), 'object')} of {decimal(size)} pinned, {decimal(cached)} of them cached"
+        say(f"{location.text}: {what}{'' if cached >= size else '; prefetch fetches the rest'}")
+    found = {"url": location.text, "objects": len(sizes), "bytes": size, "cached": cached}
+    return {**found, "may_pin": location.fs.may_hold()}
 
 
 @command(
@@ -129,8 +107,7 @@ def unpinned(location: Location | None, common: CommonOptions) -> int:
         if location is None or (identity == location.identity and location.named(path) is not None):
             pins.setdefault(identity, []).append(path)
     for identity, paths in pins.items():
-        for part in parts_of(paths):
-            cache.unpin(identity, *part)
+        cache.unpin(identity, *paths)
     return sum(map(len, pins.values()))
 
 
@@ -152,29 +129,18 @@ def evict(
     refuse_both_or_none(urls, everything=everything)
     if everything and not yes:
         if not sys.stdin.isatty():
-            raise typer.BadParameter(
-                "there is no terminal to ask for confirmation: add --yes", param_hint="--all"
-            )
+            what = "there is no terminal to ask for confirmation: add --yes"
+            raise typer.BadParameter(what, param_hint="--all")
         typer.confirm("Drop the whole cache?", abort=True, err=True)
     text = "nothing was cached", "{} freed"
     at_each_or_all(common, urls, "freed", evicted, lambda n: text[n > 0].format(decimal(n)))
 
 
 def evicted(location: Location | None, common: CommonOptions) -> int:
-    """Drop cached blocks below a path or pattern, or all; return the bytes freed."""
+    """Drop cached blocks at and below what a URL names, or all; return the bytes freed."""
     if location is None:
         return cache_of(common.config()).evict(None)
-    fs, path = location.fs, location.path
-    if not location.is_pattern:
-        return fs.evict(path if path.strip("/") else None)
-    try:
-        return sum(fs.evict(name) for name in fs.glob(path))
-    except OriginUnavailable:
-        logging.getLogger("cachedfs.cli").warning(
-            "%s: evict finds names only in cached listings, and this folder has none: name objects or folders instead",
-            location.text,
-        )
-        return 0
+    return sum(location.fs.evict(path if path.strip("/") else None) for path in location.cached_paths())
 
 
 def refuse_both_or_none(urls: list[str] | None, *, everything: bool) -> None:
@@ -195,7 +161,7 @@ def at_each_or_all(
 
     With --json, `name` is the sum of all.
     """
-    with busy("looking at the cache", is_quiet=common.as_json):
+    with progress("looking at the cache", is_quiet=common.as_json):
         locations = {url: locate(url, common, offline=True) for url in urls} if urls else {"all": None}
         of = {url: do(location, common) for url, location in locations.items()}
     if common.as_json:
@@ -222,12 +188,11 @@ def verify(common: CommonOptions, urls: Urls) -> None:
     def verify_one(location: Location) -> list[dict[str, Any]]:
         with progress(is_quiet=common.as_json) as bar:
             results = [each for path in location.paths() for each in location.fs.verify(path, callback=bar)]
-        common.has_failed |= not all(each.ok for each in results)
+        wrong = [each for each in results if not each.ok]
+        common.has_failed |= bool(wrong)
         if not common.as_json:
-            for each in results:
-                if not each.ok:
-                    dropped = counted(len(each.bad), "block")
-                    say(f"{location.url(each.path)}: {dropped} dropped: {each.reason}")
+            for each in wrong:
+                say(f"{location.url(each.path)}: {counted(len(each.bad), 'block')} dropped: {each.reason}")
             say(f"{location.text}: {summary(results)}")
         values = [each._asdict() for each in results]
         return [{"url": location.url(each.pop("path")), **each} for each in values]

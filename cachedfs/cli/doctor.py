@@ -20,21 +20,22 @@ from cachedfs.cli import speed
 from cachedfs.cli.arguments import CommonOptions, command
 from cachedfs.cli.login import text_of_storage
 from cachedfs.cli.output import (
-    busy,
     cell,
     message_of,
     print_json,
     print_table,
     print_traceback,
+    progress,
     rate,
     table_of,
 )
 from cachedfs.cli.speed import median_of_3, timed
-from cachedfs.cli.stats import cache_of, contents, text_of, text_of_use
-from cachedfs.cli.urls import Location, locate, url_argument
+from cachedfs.cli.stats import cache_of, contents, is_too_small, text_of, texts_of
+from cachedfs.cli.url_arguments import url_argument
+from cachedfs.cli.urls import Location, locate
 from cachedfs.common.text import counted
 from cachedfs.config import Config
-from cachedfs.errors import CacheError, SignInRefused
+from cachedfs.errors import SignInRefused
 from cachedfs.report.analysis import analyse
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ WRITTEN = 8 << 20  # bytes written to the cache directory
 SLOW = 30e6  # bytes per second: slower disks are slower than most links
 COLORS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 EXTRAS = {"gcsfs": "gcs", "pydrive2": "drive", "zarr": "zarr", "torch": "torch"}
+TOO_SMALL = (
+    "It is full, and evicts blocks nearly as fast as they arrive: raise cache_size, or lower keep_free"
+)
 FLAT_KEYS = 'chunk_key_encoding={"name": "default", "separator": "."}'
 NOBODY = "nobody"  # the identity where no sign-in was found
 SCOPES = {  # what each scope of Drive permits, broadest first
@@ -88,11 +92,11 @@ def doctor(
     if url:
         groups["access"] = origin_checks(url, common)
     checks = []
-    with busy("checking the installation", is_quiet=common.as_json) as tell:
+    with progress("checking the installation", is_quiet=common.as_json) as bar:
         for name, group in groups.items():
             for check in with_errors(name, group, common):
                 checks.append(check)
-                tell(f"checking {name}: {check.name} done")
+                bar.say(f"checking {name}: {check.name} done")
     if common.as_json:
         print_json([check._asdict() for check in checks])
     else:
@@ -183,15 +187,19 @@ def index_checks(cache: BlockStore, config: Config) -> Iterator[Check]:
         return
     blocks, pins = counted(found["blocks"], "block"), counted(len(found["pins"]), "pin")
     yield Check("index", "ok", f"{blocks}, {decimal(found['bytes'])}, {pins}")
-    size, keep, free = (text_of(name, found[name]) for name in ("may_hold", "keep_free", "disk_free"))
-    try:
-        # Try to reserve space for one block, given the pins and the blocks in use.
-        cache.lease(config.block_size, config.bounds).close()
+    if found["cannot_store"]:
+        yield Check("room", "fail", found["cannot_store"])
+    else:
+        size, keep, free = (text_of(name, found[name]) for name in ("may_hold", "keep_free", "disk_free"))
         yield Check("room", "ok", f"for {size} in all; {keep} of the {free} now free on the disk stay free")
-    except CacheError as error:
-        yield Check("room", "fail", error.message, "Raise cache_size, lower keep_free, or free space")
-    use, to_do = text_of_use(cache.counts.total(), found["bytes"], found["may_hold"])
-    yield Check("use", "warn" if to_do else "ok", use, to_do)
+    counts = cache.counts.total()
+    texts = [
+        f"{name} {text}" for name, text in texts_of(counts).items() if name in ("hits", "saved", "evicted")
+    ]
+    state, to_do = (
+        ("warn", TOO_SMALL) if is_too_small(counts, found["bytes"], found["may_hold"]) else ("ok", "")
+    )
+    yield Check("use", state, "; ".join(texts) or "no block was read yet", to_do)
 
 
 def mount_checks() -> Iterator[Check]:
@@ -255,21 +263,14 @@ def origin_checks(text: str, common: CommonOptions) -> Iterator[Check]:
         origin.invalidate_cache()  # clear the listings cached by the inner filesystem
         (origin.info if address or info["type"] == "file" else origin.ls)(address or path)
 
-    yield Check(
-        "metadata", "ok", f"{milliseconds(median_of_3(ask))} a request (median of 3, without the cache)"
-    )
-    if is_drive and has_nested_chunks(fs, path, found):
+    took = milliseconds(median_of_3(ask))
+    yield Check("metadata", "ok", f"{took} a request (median of 3, without the cache)")
+    is_array = {each["name"] for each in found} >= {f"{path}/zarr.json", f"{path}/c"}
+    if is_drive and is_array and any(each["type"] == "directory" for each in fs.ls(f"{path}/c", detail=True)):
         what = "each chunk of this Zarr array is in folders of its own: two more requests for each"
         yield Check("chunks", "warn", what, f"Write it with shards=..., or with {FLAT_KEYS}")
     if any(each["type"] == "file" and each["size"] for each in found):
         yield from speed_checks(location, found, is_immutable=math.isinf(common.config().max_age))
-
-
-def has_nested_chunks(fs: Any, path: str, found: list[dict[str, Any]]) -> bool:
-    names = {each["name"] for each in found}
-    if not names >= {f"{path}/zarr.json", f"{path}/c"}:
-        return False
-    return any(each["type"] == "directory" for each in fs.ls(f"{path}/c", detail=True))
 
 
 def drive_address(info: dict[str, Any]) -> str | None:
@@ -282,9 +283,8 @@ def drive_address(info: dict[str, Any]) -> str | None:
 def rights_check(can: dict[str, Any]) -> Check:
     may = [word for name, word in RIGHTS.items() if can.get(name)]
     to_do = "" if "read" in may or "list" in may else "Ask its owner for the right to download"
-    return Check(
-        "rights", "warn" if to_do else "ok", f"this account may {', '.join(may) or 'do nothing'}", to_do
-    )
+    found = f"this account may {', '.join(may) or 'do nothing'}"
+    return Check("rights", "warn" if to_do else "ok", found, to_do)
 
 
 def account_checks(origin: Any) -> Iterator[Check]:
@@ -292,9 +292,8 @@ def account_checks(origin: Any) -> Iterator[Check]:
     who = origin.identity()
     if who == NOBODY:
         to_do = "Run `cachedfs login drive`, or give an API key, which lists public folders completely"
-        yield Check(
-            "identity", "warn", "nobody is signed in: only public files and folders can be read", to_do
-        )
+        what = "nobody is signed in: only public files and folders can be read"
+        yield Check("identity", "warn", what, to_do)
         return
     yield Check("identity", "ok", who)
     try:
@@ -327,20 +326,19 @@ def speed_checks(location: Location, found: list[dict[str, Any]], *, is_immutabl
     `found` has the entries of the folder, or the object alone.
     """
     fs, info = location.fs, max(found, key=lambda each: int(each["size"] or 0))
-    n = fs.config.first_concurrency
-    its = speed.measure(fs.origin_fs, str(info["name"]), int(info["size"]), min(n, speed.AT_ONCE))
+    n = min(fs.config.first_concurrency, speed.AT_ONCE)
+    its = speed.measure(fs.origin_fs, str(info["name"]), int(info["size"]), n)
     yield Check("first byte", "ok", f"{milliseconds(its.first_s)} (median of 3)")
     one = f"{decimal(its.size)} in {milliseconds(its.whole_s)}: {rate(its.size, its.whole_s)}"
     yield Check("one request", "ok", one)
-    if its.all_per_s:
-        what = f"{its.n_tried} requests, {decimal(its.n_tried * its.part)} in {milliseconds(its.took_s)}"
-        yield Check("at once", "ok", f"{what}: {rate(its.all_per_s, 1)}")
-    data = speed.data_of(location, found)
-    run = speed.forecast(its, n, data, is_drive=fs.target_protocol == "drive", is_immutable=is_immutable)
+    if its.per_s:
+        what = f"{its.n} requests, {decimal(its.at_once)} in {milliseconds(its.took_s)}"
+        yield Check("at once", "ok", f"{what}: {rate(its.per_s, 1)}")
+    run = speed.forecast(its, location, found, is_immutable=is_immutable)
     analysis = analyse(run)
-    unknown = "not known: more requests at a time are faster" if data else "not known: there are subfolders"
-    yield Check("settings", "ok", speed.facts(run, its.one_per_s))
-    yield Check("limit", "ok", analysis.verdict if run.times else unknown)
+    why = "there are subfolders" if run.size is None else "more requests at a time are faster"
+    yield Check("settings", "ok", speed.facts(run, its.size / its.whole_s))
+    yield Check("limit", "ok", analysis.verdict if run.times else f"not known: {why}")
     yield Check("to set", "ok", "; ".join(analysis.advice) or "nothing to change")
 
 

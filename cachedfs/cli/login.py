@@ -86,15 +86,13 @@ def login(
             'signing in to Google Drive needs the extra: pip install "cachedfs[drive]"'
         ) from error
     if service_account and (client or no_browser):
-        raise typer.BadParameter(
-            "a service account has a key, and no client or browser", param_hint="--service-account"
-        )
+        what = "a service account has a key, and no client or browser"
+        raise typer.BadParameter(what, param_hint="--service-account")
     accounts.path_of("default" if account is None else account)  # fails before the sign-in if saving it would
     scope = f"{SCOPE}.readonly" if read_only else SCOPE
     if service_account:
-        info = browser_login.read_key(typed_path(service_account)) | (
-            {"scopes": [scope]} if read_only else {}
-        )
+        info = browser_login.read_key(typed_path(service_account))
+        info |= {"scopes": [scope]} if read_only else {}
     else:
         info = signed_in(client, scope, account, no_browser=no_browser)
     found = browser_login.about(info, drive_options(common).endpoint_url)
@@ -105,19 +103,17 @@ def login(
     name = accounts.check_name(account or email)
     path = accounts.save(name, info)
     is_default = default_account() == name
-    if common.as_json:
-        print_json(
-            described(name, info, is_default=is_default)
-            | {"display_name": user.get("displayName"), "used": number(quota.get("usage"))}
-            | {"limit": number(quota.get("limit")), "file": str(path)}
-        )
-        return
+    value = {"display_name": user.get("displayName"), "used": number(quota.get("usage"))}
+    value |= {"limit": number(quota.get("limit")), "file": str(path)}
     what = "reading only" if read_only else "reading and writing"
-    say(f"Signed in as {user.get('displayName') or email} <{email}>, for {what}; {text_of_storage(quota)}.")
-    say(f"Saved in {path}.")
-    say("")
-    for line in what_to_type(name, info, is_default=is_default):
-        say(line)
+    common.show(
+        described(name, info, is_default=is_default) | value,
+        f"Signed in as {user.get('displayName') or email} <{email}>, for {what}; {text_of_storage(quota)}.",
+        f"Saved in {path}.",
+        "",
+        *what_to_type(name, info, is_default=is_default),
+        err=False,
+    )
 
 
 @command("cachedfs logout", "cachedfs logout work", common=OUR_OPTIONS)
@@ -143,16 +139,14 @@ def logout(
         try:
             browser_login.revoke(info)
         except OSError as error:
-            problem = (
-                f"{error}. Until you remove the app at {browser_login.GRANTS_PAGE}, copies of the token work"
-            )
+            page = browser_login.GRANTS_PAGE
+            problem = f"{error}. Until you remove the app at {page}, copies of the token work"
     accounts.remove(name)
-    if common.as_json:
-        print_json({"name": name, "revoked": problem is None, "problem": problem, "file": str(path)})
-    elif problem is None:
-        say(f"Signed out {name}: Google revoked the token, and {path} is removed.")
-    else:
-        say(f"Signed out {name}: {path} is removed. Nothing was revoked: {problem}.")
+    said = f"{path} is removed. Nothing was revoked: {problem}."
+    if problem is None:
+        said = f"Google revoked the token, and {path} is removed."
+    value = {"name": name, "revoked": problem is None, "problem": problem, "file": str(path)}
+    common.show(value, f"Signed out {name}: {said}", err=False)
 
 
 @command("cachedfs accounts", "cachedfs accounts --default work", common=("as_json", "debug"))
@@ -172,12 +166,9 @@ def accounts(
     elif not rows:
         say("No account is saved: `cachedfs login drive` signs in.", err=True)
     else:
-        heads, cells = ("account", "address", "kind", "scope", ""), []
-        for row in rows:
-            mark = "default" if row["default"] else ""
-            cells.append(
-                (row["name"], row["address"] or "", row["kind"] or "damaged", row["scope"] or "", mark)
-            )
+        heads, names = ("account", "address", "kind", "scope", ""), ("name", "address", "kind", "scope")
+        shown = [row | {"kind": row["kind"] or "damaged"} for row in rows]
+        cells = [[*(row[name] or "" for name in names), "default" if row["default"] else ""] for row in shown]
         table = table_of(heads, cells, left=heads)
         for column in table.columns:
             column.no_wrap = False
@@ -341,13 +332,10 @@ def described(name: str, info: Mapping[str, Any], *, is_default: bool) -> dict[s
 
 
 def what_to_type(name: str, info: Mapping[str, Any], *, is_default: bool) -> list[str]:
-    place, lines = "My Drive", []
+    place, lines = "My Drive", list[str]()
     if info["type"] == "service_account":
-        place = "Shared with me"
-        lines += [
-            f"Share files and folders with {info['client_email']}: a service account has none of its own.",
-            "",
-        ]
+        place, who = "Shared with me", info["client_email"]
+        lines += [f"Share files and folders with {who}: a service account has none of its own.", ""]
     more = "" if is_default else f" -o account={shlex.quote(name)}"
     keywords = "" if is_default else f', drive={{"account": "{name}"}}'
     lines += ["Now try, in a shell and in Python:", f'  cachedfs ls{more} "drive://{place}"']

@@ -16,7 +16,8 @@ from typing import Annotated
 
 from cachedfs.cli.arguments import CommonOptions, argument, command, flag, option
 from cachedfs.cli.output import say
-from cachedfs.cli.urls import Location, locate, url_argument
+from cachedfs.cli.url_arguments import url_argument
+from cachedfs.cli.urls import Location, locate
 from cachedfs.common.logging import public_url
 from cachedfs.common.user_folders import writable_folder
 from cachedfs.errors import AccessDenied
@@ -73,12 +74,13 @@ def mount(
     check_folder(folder)
     temporary = temporary_folder(temporary, location.cache.root) if write else None
     if daemon:
-        flags = [name for name, is_set in (("--write", write), ("--allow-other", allow_other)) if is_set]
-        options = {"temporary": temporary, "uid": uid, "gid": gid}
-        values = [f"--{name}={value}" for name, value in options.items() if value is not None]
-        arguments = [*common.arguments(), url, folder, *flags, *values]
-        pid, log = start(arguments, url, folder, log)
-        common.print_result({"pid": pid, "log": log}, f"mounted at {given}; log: {log}")
+        flags = {"--write": write, "--allow-other": allow_other, "--debug": common.debug}
+        values = {"temporary": temporary, "uid": uid, "gid": gid, "cache-dir": common.cache_dir}
+        arguments = [name for name, is_set in flags.items() if is_set]
+        arguments += [f"--{name}={value}" for name, value in values.items() if value is not None]
+        arguments += [f"--option={text}" for text in common.options]
+        pid, log = start([*arguments, url, folder], url, folder, log)
+        common.show({"pid": pid, "log": log}, f"mounted at {given}; log: {log}")
         return
     serve(
         location.fs,
@@ -136,14 +138,11 @@ def start(arguments: list[str], url: str, folder: str, log: str | None) -> tuple
     try:
         until = time.monotonic() + MOUNTED_WITHIN_S
         while not os.path.ismount(folder):
-            has_ended, is_late = child.poll() is not None, time.monotonic() >= until
-            if has_ended or is_late:
-                end(child)
+            has_ended = child.poll() is not None
+            if has_ended or time.monotonic() >= until:
                 within = "" if has_ended else f" within {MOUNTED_WITHIN_S:.0f} s"
-                said = (
-                    Path(log).read_bytes()[began:].decode(errors="replace").strip() or f"nothing is in {log}"
-                )
-                raise OSError(f"{folder} was not mounted{within}: {said}")
+                said = Path(log).read_bytes()[began:].decode(errors="replace").strip()
+                raise OSError(f"{folder} was not mounted{within}: {said or f'nothing is in {log}'}")
             time.sleep(CHECK_S)
     except BaseException:  # also Ctrl-C: nothing is mounted later
         end(child)
@@ -153,14 +152,11 @@ def start(arguments: list[str], url: str, folder: str, log: str | None) -> tuple
 
 def end(child: subprocess.Popen[bytes]) -> None:
     """End a process that may have ended already."""
-    if child.poll() is not None:
-        return
     child.terminate()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(TERMINATED_WITHIN_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+    child.kill()
+    child.wait()
 
 
 def open_private(path: str, flags: int) -> int:
@@ -180,4 +176,4 @@ def unmount(
     from cachedfs.mount.mounting import unmount as do
 
     do(os.path.realpath(folder))
-    common.print_result({"unmounted": folder}, f"unmounted {folder}")
+    common.show({"unmounted": folder}, f"unmounted {folder}")

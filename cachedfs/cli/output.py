@@ -11,7 +11,7 @@ import threading
 import traceback
 import unicodedata
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 import typer
@@ -113,27 +113,18 @@ def table_of(heads: Sequence[str], rows: Iterable[Sequence[str | Text]], left: C
     return table
 
 
-def failure(url: str, error: BaseException) -> dict[str, str]:
-    """Return the entry of `failed` for a URL."""
-    return {"url": url, "type": type(error).__name__, "message": str(error)}
-
-
 # Progress
 
 
 @contextlib.contextmanager
-def progress(*, is_quiet: bool, total: int | None = None) -> Iterator[Any]:
-    """Show a progress bar of bytes on a terminal; yield the fsspec callback that moves it.
+def progress(text: str = "", *, is_quiet: bool, total: int | None = None) -> Iterator[Any]:
+    """Show on a terminal how far a command is; yield the fsspec callback that moves the bar of bytes.
 
-    The callback's `files(done, total)` shows a number of files beside it. When all bytes came, the spinner goes on and
-    the bar says so.
+    The callback's `files(done, total)` shows a number of files beside the bar. An operation of unknown size has `text`
+    and no bar, and `say` replaces it. One that is shorter than `MOMENT_S` shows nothing.
     """
     from fsspec.callbacks import Callback
     from rich import progress as rich
-
-    class Spinner(rich.SpinnerColumn):
-        def render(self, task: Any) -> Any:  # rich stops it when all bytes came
-            return self.spinner.render(task.get_time())
 
     class Bar(Callback):  # type: ignore[misc]  # fsspec has no types
         def call(self, *args: Any, **kwargs: Any) -> None:
@@ -155,34 +146,24 @@ def progress(*, is_quiet: bool, total: int | None = None) -> Iterator[Any]:
             of = "" if total is None else f"/{total:,}"
             bar.update(task, files=f"{done:,}{of} files")
 
+        def say(self, text: str) -> None:
+            bar.update(task, description=text)
+
     console = Console(stderr=True)
-    columns = [Spinner(), rich.BarColumn(20), rich.DownloadColumn(), rich.TextColumn("{task.fields[files]}")]
-    columns += [rich.TransferSpeedColumn(), rich.TimeRemainingColumn(), rich.TextColumn("{task.description}")]
-    is_off = is_quiet or not console.is_terminal
-    with rich.Progress(*columns, console=console, transient=True, disable=is_off) as bar:
-        task = bar.add_task("", total=total, files="")
-        yield Bar(total)
-
-
-@contextlib.contextmanager
-def busy(text: str, *, is_quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Show a spinner with elapsed time on a terminal if the operation takes longer than `MOMENT_S`.
-
-    For operations of unknown length. Yields a function that replaces the text.
-    """
-    console = Console(stderr=True)
-    if is_quiet or not console.is_interactive:
-        yield lambda text: None
-        return
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    bar = Progress(*columns, console=console, transient=True)
-    task, starter = bar.add_task(text, total=None), threading.Timer(MOMENT_S, bar.start)
+    columns: list[rich.ProgressColumn] = [rich.SpinnerColumn(finished_text=" ")]
+    described = rich.TextColumn("{task.description}", markup=False)
+    if text:
+        columns += [described, rich.TimeElapsedColumn()]
+    else:
+        columns += [rich.BarColumn(20), rich.DownloadColumn(), rich.TextColumn("{task.fields[files]}")]
+        columns += [rich.TransferSpeedColumn(), rich.TimeRemainingColumn(), described]
+    is_off = is_quiet or not console.is_interactive
+    bar = rich.Progress(*columns, console=console, transient=True, disable=is_off)
+    task, starter = bar.add_task(text, total=total, files=""), threading.Timer(MOMENT_S, bar.start)
     starter.daemon = True
     starter.start()
     try:
-        yield lambda text: bar.update(task, description=text)
+        yield Bar(total)
     finally:
         starter.cancel()
         starter.join()
@@ -192,11 +173,15 @@ def busy(text: str, *, is_quiet: bool) -> Iterator[Callable[[str], None]]:
 # Errors
 
 
-def message_of(error: Exception) -> str:
-    """Return the error message in one line; for an unexpected error type, also how to report it."""
+def message_of(error: Exception, url: str | None = None) -> str:
+    """Return the error message in one line; for an unexpected error type, also how to report it.
+
+    `url` is what was read or written; the system names no file where the disk is full.
+    """
     text = " ".join(str(error).splitlines())
     if isinstance(error, OSError) and not isinstance(error, CachedFSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        name = error.filename or url
+        return f"{name}: {error.strerror}" if name else error.strerror
     if isinstance(error, (OSError, ValueError, ImportError)):
         return text or type(error).__name__
     return f"unexpected {type(error).__name__}: {text} (run with --debug for the traceback; please report)"
@@ -204,7 +189,7 @@ def message_of(error: Exception) -> str:
 
 def print_error(error: Exception, url: str | None, *, as_json: bool) -> None:
     """Print an error on stderr, in one line or as JSON with the URL that was being processed."""
-    text = message_of(error)
+    text = message_of(error, url)
     if as_json:
         named = {} if url is None else {"url": url}
         print_json({"error": {"type": type(error).__name__, "message": text, **named}}, indent=None, err=True)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
 import os
-from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from cachedfs.cli.arguments import CommonOptions, command, flag, option
-from cachedfs.cli.output import print_json, progress, say
-from cachedfs.cli.urls import cached_url, drive_url, options_of, url_argument
-from cachedfs.errors import CachedFSError
+from cachedfs.cli.output import progress, say
+from cachedfs.cli.url_arguments import url_argument
+from cachedfs.cli.urls import cached_url, drive_url, options_of
 
 __all__ = ["pack"]
 
@@ -43,7 +40,7 @@ def pack(
     shard_bytes: Annotated[str | None, option("SIZE", "Size of a shard, such as 64MiB.")] = None,
     codec: Annotated[str | None, option("CODEC", "none, lz4 or zstd.")] = None,
     n_workers: Annotated[
-        int | None, option("N", "Threads; each has a shard or two in memory.", "--workers")
+        int | None, option("N", "Threads; each has a shard or two in memory.", "--workers", min=1)
     ] = None,
     dask: Annotated[str | None, option("ADDRESS", "Work on the Dask cluster of this scheduler.")] = None,
     on_error: Annotated[str, option("raise|skip", ON_ERROR_HELP)] = "raise",
@@ -57,45 +54,29 @@ def pack(
     """
     from cachedfs.packing import Packing
 
-    check_options(
-        kind=kind,
-        decode=decode,
-        codec=codec,
-        on_error=on_error,
-        chunk_bytes=chunk_bytes,
-        shard_bytes=shard_bytes,
-    )
-    if n_workers is not None and n_workers < 1:
-        raise typer.BadParameter(f"{n_workers} is not 1 or more", param_hint="--workers")
+    given: dict[str, Any] = {"kind": kind, "decode": decode, "codec": codec, "on_error": on_error}
+    given |= {"chunk_bytes": chunk_bytes, "shard_bytes": shard_bytes}
+    check_options(given)
     common.url = source
     cached_url(source)  # raises an error for text that is neither a URL nor a local file
     packing = Packing(
         url_of(source),
         url_of(target),
-        kind=kind,
-        decode=decode,
         columns=columns_of(columns),
-        chunk_bytes=chunk_bytes,
-        shard_bytes=shard_bytes,
-        codec=codec,
         storage_options=options_of(url_of(source), common),
         target_options=options_of(url_of(target), common),
-        on_error=on_error,
+        **given,
     )
     if not common.as_json:
         for line in [*packing.notes, *packing.plan.lines]:
             say(line, err=True)
-    with progress(is_quiet=common.as_json) as callback, naming(target):
+    common.url = target
+    with progress(is_quiet=common.as_json) as callback:
         done = packing.run(n_workers=n_workers, client=dask, callback=callback, overwrite=overwrite)
-    if common.as_json:
-        print_json(dataclasses.asdict(done))
-    else:
-        for line in done.skipped:
-            say(f"left out: {line}", err=True)
-        say(str(done), err=True)
+    common.show(dataclasses.asdict(done), *(f"left out: {line}" for line in done.skipped), str(done))
 
 
-def check_options(**values: str | None) -> None:
+def check_options(values: dict[str, str | None]) -> None:
     """Raise BadParameter for an option value that is invalid for any SOURCE: of a choice, or no size."""
     from cachedfs.packing.api import part_size
     from cachedfs.packing.shard_encoder import CODECS
@@ -110,18 +91,6 @@ def check_options(**values: str | None) -> None:
                 raise ValueError(f"{value!r} is none of: {', '.join(choices[name])}")
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint=f"--{name.replace('_', '-')}") from None
-
-
-@contextlib.contextmanager
-def naming(target: str) -> Iterator[None]:
-    """Add the target's name to a disk-full error: the system names no file when a write fails."""
-    try:
-        yield
-    except OSError as error:
-        is_named = error.filename or isinstance(error, CachedFSError)
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or is_named:
-            raise
-        raise OSError(error.errno, os.strerror(error.errno), target) from error
 
 
 def url_of(text: str) -> str:

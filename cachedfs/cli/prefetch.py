@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, command
-from cachedfs.cli.output import failure, moved, progress, say
-from cachedfs.cli.urls import Location, Urls, locate
+from cachedfs.cli.output import moved, progress, say
+from cachedfs.cli.url_arguments import Urls
+from cachedfs.cli.urls import Location, locate
 from cachedfs.common.text import counted
 from cachedfs.errors import CachedFSError, CacheError
 
@@ -36,7 +37,7 @@ def prefetch(common: CommonOptions, urls: Urls) -> None:
     is full of blocks of this origin that have not been read yet. Objects that
     cannot be fetched are reported, the rest is fetched, and the exit status is 1.
     """
-    done = PrefetchCounts()
+    done, errors = PrefetchCounts(), list[tuple[str, Exception]]()
     # One prefetch per origin: blocks of a finished one are not protected from the next one.
     by_origin: dict[str, list[Location]] = {}
     for text in urls:
@@ -52,23 +53,22 @@ def prefetch(common: CommonOptions, urls: Urls) -> None:
                 is_whole = wait(handle, is_quiet=common.as_json)
             except KeyboardInterrupt:
                 handle.cancel()
-                done.add(first, handle.progress, [])
+                done.add(handle.progress)
                 if not common.as_json:
                     say(f"{done}; run the same command again to continue", err=True)
                 raise
-            done.add(first, handle.progress, handle.failed)
+            done.add(handle.progress)
+            errors += [(first.url(path), error) for path, error in handle.failed]
             if not is_whole:
-                done.add_full(locations, handle.progress)
+                done.errors += 1
+                errors.append((first.text, full(locations, handle.progress)))
                 break
-    common.print_result(dataclasses.asdict(done), str(done), done.failed)
+    common.show_with_errors(dataclasses.asdict(done), str(done), errors)
 
 
 @dataclasses.dataclass
 class PrefetchCounts:
-    """Result of `prefetch`. `here` counts the bytes that were already cached.
-
-    `failed` has the first errors; `errors` is the total number of errors.
-    """
+    """Result of `prefetch`; `here` counts the bytes that were already cached, `errors` all errors."""
 
     files: int = 0
     fetched: int = 0
@@ -76,35 +76,31 @@ class PrefetchCounts:
     requests: int = 0
     seconds: float = 0.0
     errors: int = 0
-    failed: list[dict[str, str]] = dataclasses.field(default_factory=list)
 
-    def add(self, location: Location, more: Progress, failed: list[tuple[str, CachedFSError]]) -> None:
-        """Add the result of a prefetch. Errors name the URL in the form the user wrote."""
+    def add(self, more: Progress) -> None:
+        """Add the result of a prefetch."""
         self.files += more.items - more.errors
         self.fetched += more.bytes_fetched
         self.here += more.bytes_here
         self.requests += more.requests
         self.seconds = round(self.seconds + more.seconds, 3)
         self.errors += more.errors
-        self.failed += [failure(location.url(path), error) for path, error in failed]
-
-    def add_full(self, locations: Sequence[Location], at: Progress) -> None:
-        """Record that not everything fits in the cache."""
-        url = locations[0].text
-        # The number and size of objects in a folder are unknown until the prefetch lists it.
-        of = "" if at.bytes_total is None else f" of {at.items_total:,}"
-        more = f" and {len(locations) - 1:,} more" if len(locations) > 1 else ""
-        why = (
-            f"{url}{more}: {at.items:,}{of} objects are here, and more would drive out what nobody has read yet: "
-            "read them, raise cache_size, or prefetch less"
-        )
-        self.errors += 1
-        self.failed.append(failure(url, CacheError(why)))
 
     def __str__(self) -> str:
         failed = f"; {self.errors:,} not fetched" if self.errors else ""
         fetched = f"{moved(self.fetched, 'fetched', self.seconds)}; " if self.fetched else ""
         return f"{counted(self.files, 'file')}, {fetched}{decimal(self.here)} were here already{failed}"
+
+
+def full(locations: Sequence[Location], at: Progress) -> CacheError:
+    """Return the error that not everything fits in the cache."""
+    # The number and size of objects in a folder are unknown until the prefetch lists it.
+    of = "" if at.bytes_total is None else f" of {at.items_total:,}"
+    more = f" and {len(locations) - 1:,} more" if len(locations) > 1 else ""
+    return CacheError(
+        f"{locations[0].text}{more}: {at.items:,}{of} objects are here, and more would drive out what nobody has read yet: "
+        "read them, raise cache_size, or prefetch less"
+    )
 
 
 def wait(handle: Prefetch, *, is_quiet: bool) -> bool:

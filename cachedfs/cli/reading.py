@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
 import re
 import sys
 from collections.abc import Iterator
@@ -14,8 +12,9 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from cachedfs.cli.arguments import CommonOptions, command, flag, option
-from cachedfs.cli.output import busy, is_narrow, minute_of, print_json, print_table, progress, say, table_of
-from cachedfs.cli.urls import Location, Urls, at_each
+from cachedfs.cli.output import is_narrow, minute_of, print_json, print_table, progress, say, table_of
+from cachedfs.cli.url_arguments import Urls
+from cachedfs.cli.urls import Location, at_each
 from cachedfs.common.types import modified_of
 
 if TYPE_CHECKING:
@@ -40,49 +39,26 @@ def ls(
 ) -> None:
     """List folders and objects."""
 
-    def list_one(location: Location) -> list[ListedEntry]:
-        with busy(f"listing {location.text}", is_quiet=common.as_json):
+    def list_one(location: Location) -> list[dict[str, Any]]:
+        with progress(f"listing {location.text}", is_quiet=common.as_json):
             found = entries_of(location, recursive=recursive, with_cached=long)
         if long and not common.as_json and sys.stdout.isatty():
             print_table(listing_of(location, found))
         elif not common.as_json:
             for entry in found:
-                say(entry.line(long=long))
+                say("\t".join(columns_of(entry)) if long else name_of(entry))
         return found
 
     entries = at_each(urls, common, list_one)
     if common.as_json:
-        print_json([dataclasses.asdict(entry) for found in entries for entry in found])
+        print_json([entry for found in entries for entry in found])
 
 
-@dataclasses.dataclass(frozen=True)
-class ListedEntry:
-    """One line of a listing. `cached` is the number of cached bytes, None if not looked up."""
-
-    url: str
-    type: str
-    size: int | None
-    modified: datetime.datetime | None
-    cached: int | None
-
-    @property
-    def name(self) -> str:
-        return self.url if self.type == "file" else f"{self.url.rstrip('/')}/"
-
-    def line(self, *, long: bool) -> str:
-        """Return the line for a pipe: columns separated by tabs, "-" for unknown values."""
-        if not long:
-            return self.name
-        when = self.modified.isoformat(timespec="seconds") if self.modified else None
-        shown = ["-" if value is None else str(value) for value in (self.size, when, self.cached)]
-        return "\t".join([*shown, self.name])
-
-
-def entries_of(location: Location, *, recursive: bool, with_cached: bool) -> list[ListedEntry]:
-    """Return the entries that a URL lists. Raises FileNotFoundError if it does not exist."""
+def entries_of(location: Location, *, recursive: bool, with_cached: bool) -> list[dict[str, Any]]:
+    """Return the entries that a URL lists, with their cached bytes. Raises FileNotFoundError if it does not exist."""
     fs, path = location.fs, location.path
     if location.is_pattern:
-        found = location.matches()
+        found = location.entries()
     elif recursive:
         found = list(fs.find(path, withdirs=True, detail=True).values())
         found = [info for info in found if info["type"] == "file" or info["name"] != path]
@@ -95,23 +71,41 @@ def entries_of(location: Location, *, recursive: bool, with_cached: bool) -> lis
     with_cached = with_cached and fs.config.lifetime_s > 0 and n_blocks <= MOST_BLOCKS
     entries = []
     for info in sorted(found, key=lambda info: str(info["name"])):
-        size = cached = None
-        if info["type"] == "file":
-            size = info["size"]
-            cached = location.cached_bytes(info["name"]) if with_cached else None
-        entries.append(ListedEntry(location.url(info["name"]), info["type"], size, modified_of(info), cached))
+        is_file = info["type"] == "file"
+        entry = {
+            "url": location.url(info["name"]),
+            "type": info["type"],
+            "size": info["size"] if is_file else None,
+        }
+        cached = location.cached_bytes(info["name"]) if is_file and with_cached else None
+        entries.append({**entry, "modified": modified_of(info), "cached": cached})
     return entries
 
 
-def listing_of(location: Location, entries: list[ListedEntry]) -> Table:
+def name_of(entry: dict[str, Any]) -> str:
+    url = str(entry["url"])
+    return url if entry["type"] == "file" else f"{url.rstrip('/')}/"
+
+
+def columns_of(entry: dict[str, Any]) -> list[str]:
+    """Return the columns for a pipe, with "-" for unknown values."""
+    when = entry["modified"] and entry["modified"].isoformat(timespec="seconds")
+    return [
+        "-" if value is None else str(value)
+        for value in (entry["size"], when, entry["cached"], name_of(entry))
+    ]
+
+
+def listing_of(location: Location, entries: list[dict[str, Any]]) -> Table:
     """Return a listing as a table for a terminal, with names relative to the folder."""
     above = "" if location.is_pattern else f"{location.url(location.path).rstrip('/')}/"
     more = () if is_narrow() else ("modified", "cached")
     rows = []
     for entry in entries:
-        share = f"{100 * entry.cached // entry.size}%" if entry.cached is not None and entry.size else ""
-        size = decimal(entry.size) if entry.size is not None else ""
-        rows.append((size, *(minute_of(entry.modified), share)[: len(more)], entry.name.removeprefix(above)))
+        size, cached = entry["size"], entry["cached"]
+        share = f"{100 * cached // size}%" if cached is not None and size else ""
+        texts = "" if size is None else decimal(size), minute_of(entry["modified"]), share
+        rows.append((*texts[: 1 + len(more)], name_of(entry).removeprefix(above)))
     return table_of(("size", *more, "name"), rows, left=("modified",))
 
 
@@ -134,7 +128,7 @@ def cat(
     is_quiet = common.as_json or sys.stdout.isatty()  # output on a terminal shows the progress by itself
 
     def write_one(location: Location) -> None:
-        paths = location.paths() if location.is_pattern else [location.object_path]
+        paths = location.paths()
         with progress(is_quiet=is_quiet) as bar:
             for done, path in enumerate(paths):
                 bar.files(done, len(paths))

@@ -32,14 +32,15 @@ def report(
     their environment. The cache content shown is the current one. With --json
     the numbers are printed, and a page is written only if FILE is given.
     """
-    from cachedfs.report import by_folder, read, summary_of
+    from cachedfs.report.event_reader import read
+    from cachedfs.report.summary import by_folder, size_of, summary_of
 
     if not folder:
         raise typer.BadParameter(f"name it, or set {VARIABLE}", param_hint="FOLDER")
     common.url = folder
     log_events(None)  # the report itself must not log events
     summary = summary_of(read(folder))
-    held = by_folder((each.path, each.size) for each in cache_of(common.config()).held())
+    held = [(name, size_of(some)) for name, some in by_folder(cache_of(common.config()).held())]
     if common.as_json:
         print_json({**summary.as_dict(), "cache": dict(held)})
         if output is None:

@@ -1,4 +1,4 @@
-"""Measure how fast reads past the cache are, and what a read of all the data would meet."""
+"""Measure how fast reads past the cache are, and say what a read of all the data would meet."""
 
 from __future__ import annotations
 
@@ -35,36 +35,31 @@ def median_of_3(function: Callable[[], object]) -> float:
 class Speeds(NamedTuple):
     """Measured reads of an object past the cache, in seconds and bytes.
 
-    `first_s`: until its first byte. `whole_s`: `size` bytes in one request. `took_s`: `n_tried` requests of `part` bytes at
-    the same time; 0 for an object too small to tell.
+    `first_s`: until its first byte. `whole_s`: `size` bytes in one request. `took_s`: `at_once` bytes in `n` requests at the
+    same time; 0 for an object too small to tell.
     """
 
     first_s: float
     size: int
     whole_s: float
-    n_tried: int
-    part: int = 0
+    n: int
+    at_once: int = 0
     took_s: float = 0.0
 
     @property
-    def one_per_s(self) -> float | None:
-        """The rate of one request, in bytes per second."""
-        return self.size / self.whole_s if self.took_s else None
-
-    @property
-    def all_per_s(self) -> float | None:
+    def per_s(self) -> float | None:
         """The rate of several requests, in bytes per second."""
-        return self.n_tried * self.part / self.took_s if self.took_s else None
+        return self.at_once / self.took_s if self.took_s else None
 
     @property
     def n_to_fill(self) -> int | None:
         """How many requests fill the link; None if there were too few to see it."""
-        n = (self.all_per_s or 0.0) / (self.one_per_s or math.inf)
-        return None if not n or n > 0.8 * self.n_tried else math.ceil(n)
+        n = (self.per_s or 0.0) * self.whole_s / self.size
+        return None if not n or n > 0.8 * self.n else math.ceil(n)
 
 
-def measure(origin: Any, path: str, of: int, n_tried: int) -> Speeds:
-    """Read an object of `of` bytes past the cache: one byte, more bytes, and `n_tried` parts at the same time."""
+def measure(origin: Any, path: str, of: int, n: int) -> Speeds:
+    """Read an object of `of` bytes past the cache: one byte, more bytes, and `n` parts at the same time."""
     size = min(LARGE, of)
     with origin.open(path, "rb", cache_type="none") as file:  # opened once: that takes requests too
 
@@ -72,71 +67,11 @@ def measure(origin: Any, path: str, of: int, n_tried: int) -> Speeds:
             file.seek(0)
             file.read(length)
 
-        speeds = Speeds(median_of_3(lambda: read(1)), size, timed(lambda: read(size)), n_tried)
+        speeds = Speeds(median_of_3(lambda: read(1)), size, timed(lambda: read(size)), n)
     if size < LEAST:
         return speeds
     part = min(size, max(LEAST, int(size / speeds.whole_s * HALF_S)))
-    return speeds._replace(part=part, took_s=timed(lambda: read_at_once(origin, path, n_tried, part, of)))
-
-
-def forecast(
-    speeds: Speeds, n: int, data: dict[str, Any], *, is_drive: bool, is_immutable: bool
-) -> RunFigures:
-    """Return what a read of all the data would meet, with `n` requests at a time."""
-    times = {}
-    if data and (
-        speeds.n_to_fill is not None or speeds.one_per_s is None
-    ):  # else more requests would be faster still
-        times["latency"] = data["n_files"] * speeds.first_s / n
-        if speeds.all_per_s:
-            times["link"] = data["size"] / speeds.all_per_s
-    return RunFigures(
-        elapsed_s=max(times.values(), default=0.0),
-        times=times,
-        requests=data.get("n_files", 0),
-        latency_s=speeds.first_s,
-        bytes_fetched=data.get("size", 0),
-        bytes_per_s=speeds.all_per_s,
-        n_at_once=n,
-        n_to_fill=speeds.n_to_fill,
-        is_drive=is_drive,
-        is_immutable=is_immutable,
-        **data,
-    )
-
-
-def facts(run: RunFigures, one_per_s: float | None) -> str:
-    """Return how fast reads can be, as sentences."""
-    first_s, n = run.latency_s or 0.0, run.n_at_once or 1
-    at_once = f"as a list by fs.cat, {n} in flight: up to {n / first_s:,.0f} a second."
-    texts = [f"Small objects one by one: {1 / first_s:,.0f} a second; {at_once}"]
-    if run.n_to_fill is not None:
-        fill = f"{counted(run.n_to_fill, 'request')} at a time fill it."
-        texts.append(f"The link gives {rate(run.bytes_per_s or 0.0, 1)}; {fill}")
-    elif one_per_s:
-        needed = max(1, math.ceil(125e6 / one_per_s))
-        texts.append(f"{needed} requests at a time would fill a link of 1 Gbit/s, {10 * needed} one of 10.")
-    if run.size and run.held is not None and run.n_files != 1:
-        then = "that share of each further epoch" if run.held < 1 else "from the second time on all of it"
-        texts.append(f"Of {decimal(run.size)} here the cache holds {per_cent(run.held)}: {then} is hits.")
-    if run.is_drive:
-        texts.append(
-            "Drive serves an account about 200 downloads a second, and 27 if its project was made since May 2026."
-        )
-    return " ".join(texts)
-
-
-def data_of(location: Location, found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of the data and of the cache for it; empty for a folder with subfolders, of unknown size."""
-    if any(each["type"] != "file" or each["size"] is None for each in found):
-        return {}
-    size, cache = sum(int(each["size"]) for each in found), contents(location.cache, location.fs.config)
-    figures: dict[str, Any] = {"n_files": len(found), "size": size}
-    if cache["may_hold"] is not None:
-        figures["held"] = min(1.0, cache["may_hold"] / size)
-    if cache["directory"] is not None:
-        figures["could_hold"] = cache["bytes"] + max(0, cache["disk_free"] - cache["keep_free"])
-    return figures
+    return speeds._replace(at_once=n * part, took_s=timed(lambda: read_at_once(origin, path, n, part, of)))
 
 
 def read_at_once(origin: Any, path: str, n: int, size: int, of: int) -> None:
@@ -149,3 +84,52 @@ def read_at_once(origin: Any, path: str, n: int, size: int, of: int) -> None:
             done.result()
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
+
+
+def forecast(
+    speeds: Speeds, location: Location, found: list[dict[str, Any]], *, is_immutable: bool
+) -> RunFigures:
+    """Return what a read of all entries would meet; no times where more requests would be faster, or of an unknown size."""
+    fs, data, times = location.fs, dict[str, Any](), dict[str, float]()
+    if all(each["type"] == "file" and each["size"] is not None for each in found):
+        size, cache = sum(int(each["size"]) for each in found), contents(location.cache, fs.config)
+        data = {"n_files": len(found), "size": size, "requests": len(found), "bytes_fetched": size}
+        if cache["may_hold"] is not None:
+            data["held"] = min(1.0, cache["may_hold"] / size)
+        if cache["directory"] is not None:
+            data["could_hold"] = cache["bytes"] + max(0, cache["disk_free"] - cache["keep_free"])
+        if not speeds.per_s or speeds.n_to_fill is not None:
+            times["latency"] = len(found) * speeds.first_s / fs.config.first_concurrency
+            times |= {"link": size / speeds.per_s} if speeds.per_s else {}
+    return RunFigures(
+        elapsed_s=max(times.values(), default=0.0),
+        times=times,
+        latency_s=speeds.first_s,
+        bytes_per_s=speeds.per_s,
+        n_at_once=fs.config.first_concurrency,
+        n_to_fill=speeds.n_to_fill,
+        is_drive=fs.target_protocol == "drive",
+        is_immutable=is_immutable,
+        **data,
+    )
+
+
+def facts(run: RunFigures, one_per_s: float) -> str:
+    """Return how fast reads can be, as sentences; `one_per_s` is the rate of one request."""
+    first_s, n = run.latency_s or 0.0, run.n_at_once or 1
+    at_once = f"as a list by fs.cat, {n} in flight: up to {n / first_s:,.0f} a second."
+    texts = [f"Small objects one by one: {1 / first_s:,.0f} a second; {at_once}"]
+    if run.n_to_fill is not None:
+        fill = f"{counted(run.n_to_fill, 'request')} at a time fill it."
+        texts.append(f"The link gives {rate(run.bytes_per_s or 0.0, 1)}; {fill}")
+    elif run.bytes_per_s:
+        needed = max(1, math.ceil(125e6 / one_per_s))
+        texts.append(f"{needed} requests at a time would fill a link of 1 Gbit/s, {10 * needed} one of 10.")
+    if run.size and run.held is not None and run.n_files != 1:
+        then = "that share of each further epoch" if run.held < 1 else "from the second time on all of it"
+        texts.append(f"Of {decimal(run.size)} here the cache holds {per_cent(run.held)}: {then} is hits.")
+    if run.is_drive:
+        texts.append(
+            "Drive serves an account about 200 downloads a second, and 27 if its project was made since May 2026."
+        )
+    return " ".join(texts)

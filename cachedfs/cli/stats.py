@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.filesize import decimal
-from rich.table import Table
 from rich.text import Text
 
 from cachedfs.cli.arguments import CommonOptions, command, flag, option
-from cachedfs.cli.output import busy, is_narrow, minute_of, print_json, print_table, rate, say, table_of
+from cachedfs.cli.output import is_narrow, minute_of, print_json, print_table, progress, rate, say, table_of
 from cachedfs.common.text import counted, per_cent
 from cachedfs.config import Config
 from cachedfs.errors import CacheError
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
 
 FOLDERS = 8  # folders shown; the others are summed up in one line
 FULL = 0.9  # share of the allowance from which on the cache counts as full
-TOO_SMALL = (
-    "It is full, and evicts blocks nearly as fast as they arrive: raise cache_size, or lower keep_free"
-)
 LEAST_S = 0.1  # seconds: shortest interval of `--watch`
 
 
@@ -65,7 +61,7 @@ def stats(
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is a normal exit here
             print_intervals(cache, max(LEAST_S, every), as_json=common.as_json)
         return
-    with busy("looking at all blocks", is_quiet=common.as_json):
+    with progress("looking at all blocks", is_quiet=common.as_json):
         found, counts, folders = contents(cache, config), cache.counts.total(), folders_of(cache.held())
         quotas = quotas_of(cache)
     if common.as_json:
@@ -73,7 +69,11 @@ def stats(
         counted_ = counts._asdict() | saved | {"since": time_of(counts.since)}
         print_json(found | counted_ | {"quota": quotas, "folders": folders})
         return
-    print_table(totals_of(found, counts))
+    texts = {name: text_of(name, value) for name, value in found.items() if name != "cannot_store" or value}
+    texts |= texts_of(counts)
+    print_table(
+        table_of((), [(Text(name.replace("_", " "), style="bold"), text) for name, text in texts.items()])
+    )
     if quotas:
         rows = []
         for each in quotas:
@@ -139,53 +139,28 @@ def texts_of(counts: Counted) -> dict[str, str]:
     """Return the counters of all processes as text, by topic."""
     if not counts.since:
         return {"since": "nothing was counted yet"}
-    ratio = counts.hit_ratio
     n_blocks = f"{counts.hits:,} of {counted(counts.hits + counts.misses, 'block')}"
+    saved = [decimal(counts.bytes_saved)] if counts.bytes_saved else []
+    saved += [f"about {counted(counts.requests_saved, 'request')}"] if counts.requests_saved else []
     return {
         "since": minute_of(time_of(counts.since)),
-        "hits": "no block was read" if ratio is None else f"{n_blocks}, {per_cent(ratio)}",
+        "hits": "no block was read"
+        if counts.hit_ratio is None
+        else f"{n_blocks}, {per_cent(counts.hit_ratio)}",
         "fetched": f"{decimal(counts.bytes_fetched)} in {counted(counts.requests, 'request')}",
-        "saved": text_of_savings(counts),
+        "saved": ", ".join(saved) or "nothing yet",
         "evicted": counted(counts.evictions, "block"),
     }
 
 
-def text_of_savings(counts: Counted) -> str:
-    """Return the bytes and requests that the cache saved so far, as text."""
-    requests = f"about {counted(counts.requests_saved, 'request')}" if counts.requests_saved else ""
-    size = decimal(counts.bytes_saved) if counts.bytes_saved else ""
-    return ", ".join(filter(None, [size, requests])) or "nothing yet"
-
-
-def text_of_use(counts: Counted, held: int, may_hold: int | None) -> tuple[str, str]:
-    """Return how well all processes use the cache, and what to change (empty if nothing), both as text.
-
-    `held` is the cached size and `may_hold` the allowance, in bytes.
-    """
-    ratio = counts.hit_ratio
-    if ratio is None:
-        return "no block was read yet", ""
-    text = (
-        f"{per_cent(ratio)} of {counted(counts.hits + counts.misses, 'block')} were hits; "
-        f"saved {text_of_savings(counts)}; {counted(counts.evictions, 'block')} evicted"
-    )
+def is_too_small(counts: Counted, held: int, may_hold: int | None) -> bool:
+    """Return whether a cache that holds `held` bytes is full, and evicts blocks nearly as fast as they arrive."""
     is_full = may_hold is not None and held >= FULL * may_hold
-    is_too_small = is_full and counts.evictions > counts.misses / 2
-    return text, TOO_SMALL if is_too_small else ""
+    return is_full and counts.evictions > counts.misses / 2
 
 
 def time_of(at_s: float | None) -> datetime.datetime | None:
     return datetime.datetime.fromtimestamp(at_s, datetime.UTC) if at_s else None
-
-
-def totals_of(found: dict[str, Any], counts: Counted) -> Table:
-    """Return the values of `contents` and the counters, one per row."""
-    texts = {name: text_of(name, value) for name, value in found.items() if name != "cannot_store" or value}
-    rows = (
-        (Text(name.replace("_", " "), style="bold"), text)
-        for name, text in (texts | texts_of(counts)).items()
-    )
-    return table_of((), list(rows))
 
 
 def quotas_of(cache: BlockStore) -> list[dict[str, Any]]:
@@ -211,47 +186,30 @@ def folders_of(held: Iterable[CachedPath]) -> list[dict[str, Any]]:
     """
     from cachedfs.report.summary import by_folder
 
-    held = list(held)
-    names = [name for name, _ in by_folder(((each.path, each.size) for each in held), FOLDERS)]
-    found: dict[str, list[CachedPath]] = {name: [] for name in names}
-    for each in held:
-        folders = [name for name in names if f"{each.path}/".startswith(f"{name}/")]
-        found[max(folders, key=len, default=names[-1])].append(each)
-    return [folder_of(name, some) for name, some in found.items()]
-
-
-def folder_of(name: str, held: list[CachedPath]) -> dict[str, Any]:
-    came = [at for each in held for at in (each.first_s, each.last_s) if at is not None]
-    times = {"oldest": time_of(min(came, default=None)), "newest": time_of(max(came, default=None))}
-    sums = {"blocks": sum(each.blocks for each in held), "bytes": sum(each.size for each in held)}
-    return {"folder": name, "objects": len(held), **sums, **times}
+    found = []
+    for name, some in by_folder(held):
+        came = [at for each in some for at in (each.first_s, each.last_s) if at is not None]
+        times = {"oldest": time_of(min(came, default=None)), "newest": time_of(max(came, default=None))}
+        sums = {"blocks": sum(each.blocks for each in some), "bytes": sum(each.size for each in some)}
+        found.append({"folder": name, "objects": len(some), **sums, **times})
+    return found
 
 
 def print_intervals(cache: BlockStore, every_s: float, *, as_json: bool) -> None:
-    """Print the counters of each interval until Ctrl-C: lines, or in place on a terminal, below the totals."""
-    from rich.console import Group
-    from rich.live import Live
-
-    is_live = sys.stdout.isatty() and not as_json
-    line, before, then = "", cache.counts.total(), time.monotonic()
-    with Live(auto_refresh=False) if is_live else contextlib.nullcontext() as live:
-        while True:
-            if live is not None:
-                blocks, size = cache.usage()
-                found = {"directory": cache.root, "blocks": blocks, "bytes": size}
-                live.update(Group(totals_of(found, before), Text(f"\n{line}\nCtrl-C ends")), refresh=True)
-            time.sleep(every_s)
-            now, total, (blocks, size) = time.monotonic(), cache.counts.total(), cache.usage()
-            at, counts = datetime.datetime.now(datetime.UTC).replace(microsecond=0), total.since_then(before)
-            line = f"{at.astimezone():%H:%M:%S}  {line_of(counts, now - then)}; holds {decimal(size)}"
-            if as_json:
-                values = {"at": at, "over_s": round(now - then, 3), **counts._asdict()}
-                del values["since"]
-                print_json(values | {"blocks": blocks, "bytes": size}, indent=None)
-            elif live is None:
-                say(line)
-            sys.stdout.flush()
-            before, then = total, now
+    """Print a line with the counters of each interval, until Ctrl-C."""
+    before, then = cache.counts.total(), time.monotonic()
+    while True:
+        time.sleep(every_s)
+        now, total, (blocks, size) = time.monotonic(), cache.counts.total(), cache.usage()
+        at, counts = datetime.datetime.now(datetime.UTC).replace(microsecond=0), total.since_then(before)
+        if as_json:
+            values = {"at": at, "over_s": round(now - then, 3), **counts._asdict()}
+            del values["since"]
+            print_json(values | {"blocks": blocks, "bytes": size}, indent=None)
+        else:
+            say(f"{at.astimezone():%H:%M:%S}  {line_of(counts, now - then)}; holds {decimal(size)}")
+        sys.stdout.flush()
+        before, then = total, now
 
 
 def line_of(counts: Counted, over_s: float) -> str:

@@ -10,7 +10,8 @@ from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, command
 from cachedfs.cli.output import moved, progress
-from cachedfs.cli.urls import Location, UrlsBeforeTarget, before_target, drive_url, locate, url_argument
+from cachedfs.cli.url_arguments import UrlsBeforeTarget, before_target, url_argument
+from cachedfs.cli.urls import drive_url, locate
 from cachedfs.common.text import counted
 from cachedfs.errors import CacheError
 
@@ -38,7 +39,11 @@ def export(
     fs = locate(urls[0], common).fs
     if any(location.fs.fsid != fs.fsid for location in locations):
         raise typer.BadParameter("they are of several origins: export each of them", param_hint="URL")
-    paths = [path for location in locations for path in cached_paths(location)]
+    paths = []
+    for location in locations:
+        if not (found := location.cached_paths()):
+            raise CacheError(f"{location.text}: nothing that is cached has such a name: prefetch it first")
+        paths += found
     try:
         locate(target, common)  # raises an error for text that is neither a URL nor a local file
     except ValueError as error:
@@ -52,7 +57,7 @@ def export(
     what = f"{counted(done.objects, 'object')}, {counted(done.blocks, 'block')}, {decimal(done.bytes)}"
     sent = moved(done.sent, "sent", seconds) if done.sent else "all of it was there already"
     text = f"{what} in {counted(done.bundles, 'bundle')}; {sent}"
-    common.print_result({**done._asdict(), "seconds": round(seconds, 3)}, text)
+    common.show({**done._asdict(), "seconds": round(seconds, 3)}, text)
 
 
 @command(
@@ -83,17 +88,5 @@ def import_(
     text = f"{counted(done.blocks, 'block')}, {fetched}; {done.here:,} were here already"
     if done.left:
         text += f"; {done.left:,} have no room: raise cache_size, lower keep_free, unpin or evict something"
-    common.print_result({**done._asdict(), "seconds": round(seconds, 3)}, text)
+    common.show({**done._asdict(), "seconds": round(seconds, 3)}, text)
     common.has_failed = not done.ok
-
-
-def cached_paths(location: Location) -> list[str]:
-    """Return the paths that a URL names; for a pattern, the cached ones that match. Sends no request."""
-    if not location.is_pattern:
-        return [location.path]
-    above = location.path.partition("*")[0].rpartition("/")[0]
-    cached = location.cache.paths_below(location.identity, above)
-    found = sorted({root for path in cached if (root := location.named(path)) is not None})
-    if not found:
-        raise CacheError(f"{location.text}: nothing that is cached has such a name: prefetch it first")
-    return found

@@ -1,21 +1,16 @@
-"""Resolve the URLs that users type to a filesystem and path, and complete them in a shell."""
+"""Resolve the URLs that users type to a filesystem and path."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import itertools
-import logging
 import os
 import re
-import shlex
-from collections.abc import Callable, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
-
-from cachedfs.cli.arguments import CommonOptions, argument
+from cachedfs.cli.arguments import CommonOptions
 from cachedfs.cli.output import print_error
 from cachedfs.common.drive_links import canonical_path, is_bare_link, is_drive_link
 from cachedfs.errors import AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound
@@ -28,10 +23,6 @@ OURS = ("cachedfs", "cgs", "cdrive")  # protocols that already read through the 
 AT_DRIVE = ("My Drive", "Shared with me", "shared:", "id:")  # prefixes of Google Drive paths
 OBJECT_ERRORS = (AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound)  # errors of a single object
 T = TypeVar("T")
-PROTOCOLS = ("gs://", "drive://My Drive/", "cgs://", "cdrive://My Drive/", "cachedfs::")
-MOST = 1000  # completions at most: no shell usefully shows more
-SHELL = "_CACHEDFS_COMPLETE"  # environment variable set by the completing shell: its name, and the action
-BEGUN = "_CACHEDFS_BEGUN"  # environment variable: what bash split off the current word; completions omit it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,32 +41,32 @@ class Location:
         return url if "://" in self.text else url.removeprefix("file://")
 
     @property
-    def object_path(self) -> str:
-        """The path as that of an object, whose name may end in a slash."""
-        ends_in_slash = self.text.endswith("/") and not self.path.endswith("/")
-        return str(self.fs._strip_object(f"{self.path}/" if ends_in_slash else self.path))
-
-    @property
     def is_pattern(self) -> bool:
         return "*" in self.path
 
     def named(self, path: str) -> str | None:
-        """Return the match of this URL that equals or contains `path`; None if there is none.
-
-        Uses the path text only and sends no request.
-        """
+        """Return what this URL names of a path, by its text alone: the path or a folder above it, or None."""
         above = self.path.rstrip("/")
-        if not self.is_pattern:
-            return above if path == above or path.startswith(f"{above}/") or not above else None
+        if not above:
+            return ""
         from fsspec.utils import glob_translate
 
-        is_named = re.compile(glob_translate(above)).fullmatch
-        ends = [at for at, letter in enumerate(path) if letter == "/"]
-        return next((path[:end] for end in [*ends, len(path)] if is_named(path[:end])), None)
+        pattern = glob_translate(above) if self.is_pattern else re.escape(above)
+        return next(
+            filter(re.compile(pattern).fullmatch, itertools.accumulate(path.split("/"), "{}/{}".format)), None
+        )
 
     def cached_bytes(self, path: str) -> int:
         """Return how many bytes of an object are cached."""
         return sum(stop - start for start, stop in self.fs.cached_extent(path))
+
+    def cached_paths(self) -> list[str]:
+        """Return the path, or what has cached blocks and matches the pattern. Sends no request."""
+        if not self.is_pattern:
+            return [self.path]
+        above = self.path.partition("*")[0].rpartition("/")[0]
+        named = map(self.named, self.cache.paths_below(self.identity, above))
+        return sorted({name for name in named if name is not None})
 
     @property
     def cache(self) -> BlockStore:
@@ -86,16 +77,23 @@ class Location:
         """The name under which the cache has the blocks of this origin."""
         return self.fs._objects.identity
 
-    def matches(self) -> list[dict[str, Any]]:
-        """Return the entries that match the pattern. Raises ObjectNotFound if there are none."""
-        found = list(self.fs.glob(self.path, detail=True).values())
+    def entries(self) -> list[dict[str, Any]]:
+        """Return the entry of the path, or those that match the pattern. Raises ObjectNotFound if there are none."""
+        found = (
+            list(self.fs.glob(self.path, detail=True).values())
+            if self.is_pattern
+            else [self.fs.info(self.path)]
+        )
         if not found:
             raise ObjectNotFound(f"{self.text}: nothing has such a name")
         return found
 
     def paths(self) -> list[str]:
-        """Return the path, or the paths that match the pattern. Raises ObjectNotFound if none does."""
-        return [str(info["name"]) for info in self.matches()] if self.is_pattern else [self.path]
+        """Return the path, as that of an object, whose name may end in a slash; or the paths that match the pattern."""
+        if self.is_pattern:
+            return [str(info["name"]) for info in self.entries()]
+        ends_in_slash = self.text.endswith("/") and not self.path.endswith("/")
+        return [str(self.fs._strip_object(f"{self.path}/" if ends_in_slash else self.path))]
 
 
 def locate(text: str, common: CommonOptions, **more: Any) -> Location:
@@ -200,117 +198,3 @@ def _refuse_unknown(text: str, last: str) -> None:
         near = difflib.get_close_matches(wanted, ours, n=1) or difflib.get_close_matches(wanted, known, n=1)
         meant = f"; did you mean {near[0]}://?" if near else ""
         raise ValueError(f"{text!r}: no protocol that is installed is called {protocol!r}{meant}")
-
-
-# Completion from cached metadata: sends no request and prints nothing on stderr.
-
-
-def rejoin(environ: MutableMapping[str, str]) -> None:
-    """Undo how bash splits URLs on the command line: it ends a word at each colon and equals sign.
-
-    Joins whole URLs in `COMP_WORDS` again. The current word stays as bash split it, since the completions
-    replace only that; the part before it is stored in `environ` under BEGUN.
-    """
-    if environ.get(SHELL) != "complete_bash":
-        return
-    at = int(environ.get("COMP_CWORD", 0))
-    words = (split(environ.get("COMP_WORDS", "")) + [""] * (at + 1))[: at + 1]
-    found = re.sub(r"\n([:=]+)(\n|$)", r"\1", "\n".join(words)).split("\n")
-    environ[BEGUN], found[-1] = found[-1].removesuffix(words[-1]), words[-1]
-    environ["COMP_WORDS"], environ["COMP_CWORD"] = shlex.join(found), str(len(found) - 1)
-
-
-def split(line: str) -> list[str]:
-    """Return the words of a line as a shell splits them; an unclosed quote ends with the line."""
-    for end in ("", "'", '"', "\\"):
-        with contextlib.suppress(ValueError):  # unclosed quote, or a trailing backslash
-            return shlex.split(line + end)
-    return []
-
-
-def urls_known(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the completions of a URL that starts with `incomplete`, in the form the shell expects."""
-    begun = os.environ.get(BEGUN, "")
-    logging.disable()
-    try:
-        found = [url.removeprefix(begun) for url in offered(begun + incomplete, ctx)]
-    except Exception:  # an error message would garble the line being typed
-        return []
-    finally:
-        logging.disable(logging.NOTSET)
-    if os.environ.get(SHELL) == "complete_bash":  # other shells quote completions themselves
-        found = [re.sub(r"""([ \t'"()&;<>|$`\\!*?\[\]#{}])""", r"\\\1", url) for url in found]
-    return found
-
-
-def offered(text: str, ctx: typer.Context) -> list[str]:
-    """Return the URLs that start with `text`: one level below its last slash.
-
-    Descends further while there is only one candidate and it is a folder.
-    """
-    if "://" in text:
-        found = names_below(text, ctx)
-    else:
-        found = [protocol for protocol in PROTOCOLS if protocol.startswith(text)]
-    # Otherwise the shell would end the word here.
-    while len(found) == 1 and found[0].endswith("/") and (below := names_below(found[0], ctx)):
-        found = below
-    return found[:MOST]
-
-
-def names_below(text: str, ctx: typer.Context) -> list[str]:
-    """Return the URLs in the folder of `text` that start with `text`, sorted; folders end with a slash.
-
-    Uses only cached metadata and cached blocks.
-    """
-    folder = text[: text.rindex("/") + 1]
-    values = [each.params for each in (ctx.find_root(), ctx)]
-    common = CommonOptions(
-        cache_dir=next((v for each in values if (v := each.get("cache_dir"))), None),
-        options=[v for each in values for v in each.get("options") or ()],
-    )
-    location = locate(folder, common, offline=True)
-    return sorted(folder + name for name in names_in(location) if (folder + name).startswith(text))
-
-
-def names_in(location: Location) -> set[str]:
-    """Return the names in a folder from its cached listing, and those with cached blocks at or below them."""
-    path = location.path.rstrip("/")
-    found = set(location.cache.paths_below(location.identity, path))
-    with contextlib.suppress(OSError):  # not listed yet
-        infos = location.fs.ls(location.path, detail=True)
-        found |= {f"{info['name']}/" if info["type"] == "directory" else str(info["name"]) for info in infos}
-    names = (each[len(path) :].lstrip("/") for each in found)
-    return {first + slash for first, slash, _ in (name.partition("/") for name in names if name)}
-
-
-def url_argument(metavar: str, help: str, **settings: Any) -> Any:
-    """Return a typer argument for a URL, with completion."""
-    return argument(metavar, help, autocompletion=urls_known, **settings)
-
-
-def check_quoted(urls: list[str] | None) -> list[str] | None:
-    """Return the URLs. Raises BadParameter for a word after a URL that is neither a URL nor a local file."""
-    for url, word in itertools.pairwise(urls or ()):
-        if "://" not in url or "://" in word or "::" in word:
-            continue
-        try:
-            cached_url(word)
-        except ValueError:
-            whole = shlex.quote(f"{url} {word}")
-            raise typer.BadParameter(
-                f"{word!r} has no protocol. If it belongs to the URL before it, quote it: {whole}",
-                param_hint="URL",
-            ) from None
-    return urls
-
-
-Urls = Annotated[list[str], url_argument("URL", "What to read.", callback=check_quoted)]
-UrlsBeforeTarget = Annotated[list[str] | None, url_argument("URL", "What to read.", callback=check_quoted)]
-
-
-def before_target(urls: list[str] | None) -> list[str]:
-    """Return the URLs before a TARGET. Raises BadParameter if there are none: a single argument is taken for TARGET."""
-    if not urls:
-        raise typer.BadParameter("it is missing, after the URL", param_hint="TARGET")
-    return urls

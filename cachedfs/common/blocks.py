@@ -19,7 +19,7 @@ def clip(start: int | None, stop: int | None, size: int) -> Range:
 
 def covering(want: Range, block_size: int) -> range:
     """Return the indexes of the blocks that contain `want`; empty for an empty range."""
-    if want.size == 0:
+    if want.start == want.stop:
         return range(0)
     return range(want.start // block_size, (want.stop - 1) // block_size + 1)
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from cachedfs.common.logging import public_url
 
-__all__ = ["FORMAT", "VARIABLE", "CounterSource", "EventLog", "log_events", "unwatch", "waiting", "watch"]
+__all__ = ["FORMAT", "VARIABLE", "EventLog", "log_events", "unwatch", "waiting", "watch"]
 
 logger = logging.getLogger("cachedfs.events")
 
@@ -36,17 +36,6 @@ MIN_WAIT_S = 1e-3  # shortest wait that is logged: shorter ones are just turns o
 
 # Created once, because json.dumps would create an encoder for every line.
 _encoded = json.JSONEncoder(separators=(",", ":")).encode
-
-
-class CounterSource:
-    """Interface of an object whose counters go into the event log."""
-
-    def sums(self) -> Mapping[str, Any]:
-        """Return the counters since the object was created, as JSON values.
-
-        Called from any thread; must not do I/O.
-        """
-        raise NotImplementedError
 
 
 class EventLog:
@@ -66,7 +55,7 @@ class EventLog:
         # Event times are based on the monotonic clock, so that they stay in order when the wall clock is set.
         self._started_at, self._monotonic_start = time.time(), time.monotonic()
         # By source: its number in this file, when its counters were last read, and their values then.
-        self._last_samples: MutableMapping[CounterSource, tuple[int, float, Mapping[str, Any]]]
+        self._last_samples: MutableMapping[Any, tuple[int, float, Mapping[str, Any]]]
         self._last_samples = weakref.WeakKeyDictionary()
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
@@ -90,8 +79,8 @@ class EventLog:
             if events and not self._is_over:
                 self._add([_encoded(event).encode() + b"\n" for event in events])
 
-    def sample(self, source: CounterSource) -> None:
-        """Log the counters of `source` if they changed.
+    def sample(self, source: Any) -> None:
+        """Log the counters of `source` if they changed; its `sums()` returns them, in any thread and without I/O.
 
         The first event of a source sets the values that counting starts from.
         """
@@ -167,7 +156,7 @@ class EventLog:
 
 
 # Replaced, never changed, because the writing thread iterates over it.
-_watched: tuple[weakref.ref[CounterSource], ...] = ()
+_watched: tuple[weakref.ref[Any], ...] = ()
 active: EventLog | None = None
 """The event log of this process; None if logging is off."""
 
@@ -197,7 +186,7 @@ def log_events(folder: str | os.PathLike[str] | None) -> None:
         log.start()
 
 
-def watch(source: CounterSource) -> None:
+def watch(source: Any) -> None:
     """Log the counters of `source` from now on, whenever logging is on."""
     global _watched
     _watched = (*(each for each in _watched if each() is not None), weakref.ref(source))
@@ -206,7 +195,7 @@ def watch(source: CounterSource) -> None:
         active.start()
 
 
-def unwatch(source: CounterSource) -> None:
+def unwatch(source: Any) -> None:
     """Log the counters of `source` a last time."""
     global _watched
     _watched = tuple(each for each in _watched if each() not in (None, source))

@@ -86,7 +86,7 @@ class SpooledFile(io.RawIOBase):
         return True  # as h5py needs
 
     def seekable(self) -> bool:
-        return True
+        return self.mode != "ab"  # which writes at the end
 
     def readinto(self, buffer: Any, /) -> int:
         return int(self._spool.readinto(buffer))
@@ -115,6 +115,8 @@ class SpooledFile(io.RawIOBase):
             raise
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
+        if not self.seekable():
+            raise io.UnsupportedOperation(f"{self._url}: what is appended is written at the end")
         return int(self._spool.seek(offset, whence))
 
     def tell(self) -> int:

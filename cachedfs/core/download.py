@@ -56,7 +56,7 @@ class Download:
         # The received pieces, and the position after each. Invariant: they are [start, filled), or nothing after
         # release(), which replaces both lists at once.
         self._received: tuple[list[memoryview], list[int]] = [], []
-        self._wanted = asyncio.Event()
+        self._wanted: asyncio.Future[None] | None = None  # set while the body is paused
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
 
     # Any thread.
@@ -166,13 +166,13 @@ class Download:
         """Let the request read at least up to `position`."""
         if position > self.demand:
             self.demand, self.stopped = position, False
-            self._wanted.set()
+            self._resume()
 
     def stop_soon(self, position: int) -> None:
         """End the request at `position`, or where the last current waiter needs it."""
         self.demand = min(self.demand, max([position, *(p for p, f in self._waiters if not f.done())]))
         self.stopped = True
-        self._wanted.set()
+        self._resume()
 
     def cancel(self) -> None:
         """End the request after the current block, or where the last current waiter needs it.
@@ -192,12 +192,18 @@ class Download:
         while self.demand <= self.filled < self.stop:
             if self.stopped:
                 return False
-            self._wanted.clear()
+            self._wanted = asyncio.get_running_loop().create_future()
             try:
-                await asyncio.wait_for(self._wanted.wait(), patience_s)
+                await asyncio.wait_for(self._wanted, patience_s)
             except TimeoutError:
                 return False
+            finally:
+                self._wanted = None
         return True
+
+    def _resume(self) -> None:
+        if self._wanted is not None and not self._wanted.done():
+            self._wanted.set_result(None)
 
     def begin(self, info: ObjectInfo, version: Version | None, bytes_: Range) -> None:
         """Set the object version and the byte range."""

@@ -54,7 +54,7 @@ EXITING = "the process is exiting: the read was canceled"
 COUNTED = Counted._fields[:-1]
 
 
-class Engine(event_log.CounterSource):
+class Engine:
     """One per process and cache directory, shared by all filesystem instances that use it.
 
     Creating one sends no request. Its event loop and thread start with the first miss, so a process that only has
@@ -202,10 +202,18 @@ class Engine(event_log.CounterSource):
     ) -> asyncio.Task[T]:
         """Start a task that the engine owns until it ends, and call `ended` then. Event loop thread only."""
         task = self._tasks[coroutine] = asyncio.get_running_loop().create_task(coroutine)
-        task.add_done_callback(partial(self._tasks.pop, coroutine))
-        if ended is not None:
-            task.add_done_callback(ended)
+        task.add_done_callback(partial(self._ended, coroutine, ended))
         return task
+
+    def _ended(
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        ended: Callable[[asyncio.Task[Any]], object] | None,
+        task: asyncio.Task[Any],
+    ) -> None:
+        del self._tasks[coroutine]
+        if ended is not None:
+            ended(task)
 
     def _cancel_soon(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Cancel a coroutine that the loop may have or not: an interrupt leaves that unknown."""

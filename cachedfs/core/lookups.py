@@ -146,22 +146,26 @@ class Lookups:
         """
         objects, locks = self.objects, self.objects.engine.cache.locks
         lock = hash_of(f"lookups at {objects.identity}", path)
-        take, release = partial(locks.take, lock), partial(locks.release, lock)
-        found: int | Entry | None = None
+        found: Entry | int = 0
         if objects.lifetime_s > 0:  # else an answer to others is too old
-            found = take() or await poll(lambda: take() or self._answer(path), within_s=OVERDUE_S)
+            found = locks.take(lock) or await self._wait_for_other_process(path, lock)
             if isinstance(found, Entry):
                 return found, None
+        release = partial(locks.release, lock) if found else None  # when others can see the entry
         try:
             if (old := objects.known(path)) and (answer := await self._answer_without_body(path, old)):
                 return answer, None
-            stale = (old, None) if old is not None and can_stand(objects, old) else None
-            then = release if found else None  # once other processes can see the entry
-            first = partial(self._downloads.first, path, want, lookup, demand=demand, then=then)
-            return await answer_of(objects, first, path, None if stale is None else lambda: stale)
+            stale = partial(_without_download, old) if old and can_stand(objects, old) else None
+            first = partial(self._downloads.first, path, want, lookup, demand=demand, then=release)
+            return await answer_of(objects, first, path, stale)
         finally:
-            if found and not lookup.is_answered:
+            if release is not None and not lookup.is_answered:
                 objects.engine.store_queue.put(then=release)
+
+    async def _wait_for_other_process(self, path: str, lock: int) -> Entry | int:
+        """Wait while another process looks `path` up: return its answer, or else whether the lock was taken."""
+        take = self.objects.engine.cache.locks.take
+        return await poll(lambda: self._answer(path) or take(lock), within_s=OVERDUE_S)
 
     async def _answer_without_body(self, path: str, old: Entry) -> Entry | None:
         """Return the entry `old` if it is fresh, or the answer of a lookup; None if a read is to find the object.
@@ -378,6 +382,10 @@ class Lookups:
                 names = objects.engine.folder_names[key] = _FolderNames()
                 names.epoch = objects.store.epoch(objects.identity)
                 objects.engine.spawn(self._list(folder, names, with_arrays=False))
+
+
+def _without_download(entry: Entry) -> Resolved:
+    return entry, None
 
 
 class _FolderNames:

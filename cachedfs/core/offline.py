@@ -32,7 +32,8 @@ async def answer_of(
     engine, identity, old, reason = objects.engine, objects.identity, None, ""
     stale = stale if objects.config.stale_if_error else None
     if stale is None or not engine.is_unreachable(identity) or (old := stale()) is None:
-        token = has_stale_answer.set(stale is not None)
+        is_set = has_stale_answer.get() == (stale is not None)  # usually: a change copies the context
+        token = None if is_set else has_stale_answer.set(stale is not None)
         try:
             return await request()
         except OriginUnreachable as error:
@@ -41,14 +42,19 @@ async def answer_of(
                 raise
             reason = str(error)
         finally:
-            has_stale_answer.reset(token)
+            if token is not None:
+                has_stale_answer.reset(token)
+    _warn_once_of_stale(objects, path, reason)
+    return old
+
+
+def _warn_once_of_stale(objects: Objects, path: str, reason: str) -> None:
     if not objects.has_warned_of_stale:
         objects.has_warned_of_stale = True
         reason = reason or f"{objects.url(path)}: the origin could not be reached a moment ago"
         logger.warning(
             "%s; serving the versions known to the cache (stale_if_error=False forbids it)", reason
         )
-    return old
 
 
 def can_stand(objects: Objects, old: Entry) -> bool:

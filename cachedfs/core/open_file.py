@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["BUFFER_SIZE", "RawFile"]
 
 BUFFER_SIZE = 32 * 1024  # half a checksum page: serves small reads in C without reading far too much
-JUMP_SIZE = 4 * 1024  # buffered by the first read after a seek: random reads rarely need more
 _CLOSED = "I/O operation on closed file"
 FIRST_DEMAND = 2  # the request that opened a file reads to this multiple of its reader's progress
 
@@ -45,8 +44,7 @@ class RawFile(io.RawIOBase):
         self._position = 0
         self._verify = reader.objects.config.verify_always
         self._block: OpenBlock | None = None  # the cached block that was read last
-        self._has_seeked = False  # a seek moved the position since the last read
-        self._seek_from = self._seek_to = 0  # position before the last seek; start of the first read after it
+        self._seek_from = self._seek_to = 0  # of the last seek that moved the position
         self._last = -1  # index of the block read last
         self._observed = -1  # the last block of which the history of the object knows
         self._opening = download  # the request sent by open(); this file may stop it
@@ -89,8 +87,7 @@ class RawFile(io.RawIOBase):
         if offset < 0:
             raise OSError(errno.EINVAL, f"cannot seek to {offset}: before the start of {self._entry.path}")
         if offset != self._position:
-            if not self._has_seeked:
-                self._has_seeked, self._seek_from = True, self._position
+            self._seek_from, self._seek_to = self._position, offset
             self._position = offset
         return offset
 
@@ -145,10 +142,6 @@ class RawFile(io.RawIOBase):
         """
         into = buffer if type(buffer) is memoryview else memoryview(buffer).cast("B")
         position = self._position
-        if self._has_seeked:
-            self._has_seeked, self._seek_to = False, position
-            if len(into) == BUFFER_SIZE:
-                into = into[:JUMP_SIZE]
         n = self._copy(position, into)  # the most common case first: more of the current block
         if not n:
             if self.closed:  # by another thread while this one waited for the BufferedReader's lock
@@ -169,6 +162,7 @@ class RawFile(io.RawIOBase):
             raise ValueError(_CLOSED)
         if self._position >= self.size:
             return b""
+        data: bytes | None
         if self._data is not None:
             data = self._data[self._position :]
         else:
@@ -176,14 +170,12 @@ class RawFile(io.RawIOBase):
                 self._after_fork()
             if self._download is None or not self._download.covers(self._position):
                 self._stop_opening()
-            cached = None
-            if self._version is not None:
-                cached = self._reader.cached_bytes(self._version, self._position, self.size)
-            if cached is None:
-                data = self._collect(self._position)
+            start, version = self._position, self._version
+            data = None if version is None else self._reader.cached_bytes(version, start, self.size)
+            if data is None:
+                data = self._engine.run(self._reader.collect(self._entry, start, None, self._download))
             else:
-                data = cached
-                self._engine.hits += len(covering(Range(self._position, self.size), self._block_size))
+                self._engine.hits += len(covering(Range(start, self.size), self._block_size))
                 self._engine.bytes_served += len(data)
             self._download_at(self._position)  # raises if the bytes before these were wrong
         self._position = self.size
@@ -248,21 +240,12 @@ class RawFile(io.RawIOBase):
 
     def _moved(self, index: int, position: int, n: int, *, is_cached: bool) -> None:
         """Count a read in another block than the last one; report it while the object is not known to be cached."""
-        self._last = index
-        if (version := self._version) is None:
-            return
-        history = self._engine.histories.get(version.digest)
-        if history is not None and history.n_to_observe < 0 and not history.requested:
-            history = None  # nothing is read ahead, and nothing to be observed
+        self._last, version = index, self._version
+        history = None if version is None else self._engine.histories.get(version.digest)
         was_requested = history is not None and history.take(range(index, index + 1))
-        if is_cached and not was_requested:
-            self._engine.hits += 1
-        if (
-            self._reads_ahead
-            and history is not None
-            and history.n_to_observe >= 0
-            and index != self._observed
-        ):
+        self._engine.hits += is_cached and not was_requested
+        is_observed = self._reads_ahead and history is not None and history.n_to_observe >= 0
+        if is_observed and index != self._observed:
             self._observed = index
             observe = partial(self._readahead.observe, left=self._left(position), file=id(self))
             self._engine.call_soon(observe, version, position, position + n)
@@ -311,11 +294,10 @@ class RawFile(io.RawIOBase):
     async def _fetch(self, position: int, size: int) -> Download | None:
         """Wait for bytes at `position`; return None if they are cached now. Event loop thread only."""
         version = self._version
-        index, offset = divmod(position, self._block_size)
-        if version is not None and size <= BUFFER_SIZE and (version.digest, index) in self._engine.by_block:
-            # A full buffer is more than the caller asked for. Do not request the next block for it: otherwise the
-            # speed of the link would decide which blocks are fetched.
-            size = min(size, self._block_size - offset)
+        if (
+            size <= BUFFER_SIZE
+        ):  # a full buffer is more than the caller asked for: do not request the next block for it
+            size = min(size, self._block_size - position % self._block_size)
         if version is None:
             return await self._fetch_uncached(position, size)
         if (found := self._download_at(position)) is not None and found.filled > position:
@@ -373,9 +355,6 @@ class RawFile(io.RawIOBase):
         self._observed = want.start // size
         stop = min(want.stop, (self._observed + 1) * size)
         observe(version, want.start, stop, left=self._left(want.start), missed=covering(want, size))
-
-    def _collect(self, start: int) -> bytes:
-        return self._engine.run(self._reader.collect(self._entry, start, None, self._download))
 
     def _stop_opening(self) -> None:
         """Stop the request of open() after its current block, because the reads are elsewhere."""

@@ -292,7 +292,9 @@ class Reader:
         *,
         is_pinned: bool = True,
     ) -> bytes:
-        info, version, engine = entry.info, self.objects.version(entry), self.objects.engine
+        info, version, engine = entry.info, entry.version, self.objects.engine
+        if version is None or version.block_size != self._block_size:
+            version = self.objects.version(entry)
         if info is None:
             raise self.objects.not_found(entry.path, entry)
         if info.kind == "directory":
@@ -300,8 +302,8 @@ class Reader:
         if version is None:
             return await self._uncached(info, start, stop, download, is_pinned=is_pinned)
         want = clip(start, stop, version.size)
-        blocks = covering(want, self._block_size)
-        if self._reads_ahead and 0 < want.size < version.size:
+        blocks, size = covering(want, self._block_size), want.stop - want.start
+        if self._reads_ahead and 0 < size < version.size:
             is_first = download is not None and download.covers(want.start)
             self.readahead.observe(version, want.start, want.stop, missed=blocks, is_first=is_first)
         if download is None and len(blocks) == 1:  # the usual case: `cached` has just looked for it
@@ -314,7 +316,7 @@ class Reader:
                     engine.cache.touch(version, index)
         if data is None:
             data = await self._gather(version, want, blocks, download)
-        engine.bytes_served += want.size
+        engine.bytes_served += size
         if (versions := _versions_read.get()) is not None:
             versions.setdefault(entry.path, set()).add(info.fingerprint)
         return data

@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, NamedTuple
 
 from cachedfs.common.executor import DaemonThreadPool
-from cachedfs.datasets.thread_choice import ThreadChoice
+from cachedfs.datasets.thread_choice import MadeBatch, ThreadChoice
 
 __all__ = ["BatchQueue", "PreparedBatch"]
 
@@ -29,7 +29,7 @@ class PreparedBatch(NamedTuple):
     size: int  # bytes
     load_s: float  # seconds that a thread took to make it
     read_s: float  # part of `load_s` spent waiting for bytes
-    core_s: float  # part of `load_s` spent on a core
+    made: MadeBatch
 
 
 class BatchQueue:
@@ -86,7 +86,7 @@ class BatchQueue:
             # the handlers of the libraries that read close their files.
             atexit.register(self._finalizer)
         self._sizes.append(batch.size)
-        self._threads.add(self._made_by.popleft(), batch.load_s, batch.core_s)
+        self._threads.add(self._made_by.popleft(), batch.made)
         self._fill()  # starts another batch, which is made while this one is used
         return batch
 

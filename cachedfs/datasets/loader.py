@@ -29,7 +29,7 @@ from cachedfs.datasets.sampler import (
     state_at,
 )
 from cachedfs.datasets.samples import Collate, SampleReader, reading_s
-from cachedfs.datasets.thread_choice import ThreadChoice
+from cachedfs.datasets.thread_choice import MadeBatch, ThreadChoice
 
 __all__ = ["Loader"]
 
@@ -324,8 +324,8 @@ def _make_batch(
     batch = source.batch(indexes.tolist(), collate)
     size = size_of(batch)
     sent = mover.sent(batch)
-    load_s, core_s = time.perf_counter() - start, time.thread_time() - core_before
-    return PreparedBatch(sent, len(indexes), size, load_s, reading_s() - read_before, core_s)
+    made = MadeBatch(start, time.perf_counter(), time.thread_time() - core_before)
+    return PreparedBatch(sent, len(indexes), size, made.ended - start, reading_s() - read_before, made)
 
 
 def _set_up_thread(mover: BatchMover, n_torch_threads: int) -> None:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from statistics import median
+from typing import NamedTuple
 
-__all__ = ["ThreadChoice"]
+__all__ = ["MadeBatch", "ThreadChoice"]
 
-FIRST, REST = 16, 512  # batches before the first trial of a loop, and after it
-TRIED = 6  # batches of a trial
+FIRST, REST = 8, 512  # batches before the first trial of a loop, and after it
+TRIED = 8  # batches of a trial
 COUNTED = 4  # the last of them: while the first are made, those before the trial are not done yet
-BUSY_CORES = 1.3  # threads that use more cores than this do not only wait for each other
-FASTER = 0.9  # one thread must need at most this share of the time of all threads
-FOR_CERTAIN = 2.0  # if it needs more than this, later loops need no trial either
+LONG_S = 0.25  # batches that take longer are not slowed down much by other threads
+BUSY_CORES = 1.6  # threads that use more cores than this do not only wait for each other
+FASTER = 0.8  # one thread is chosen if a batch of it takes less than this share of one of all
+CERTAIN = 2.0  # where one takes so many times as long as the other, twice, trials become rare
+
+
+class MadeBatch(NamedTuple):
+    """When a batch was made, in seconds, and the seconds on a core."""
+
+    began: float
+    ended: float
+    core_s: float
 
 
 class ThreadChoice:
@@ -26,41 +37,53 @@ class ThreadChoice:
         self.most = self.current = most
         self._is_fixed, self._rest = is_fixed or most == 1, REST
         self._left = FIRST  # batches until the next trial
-        self._n_tried = self._n_done = 0
-        # By the number of threads: seconds of the latest batches, and those on a core.
-        self._times = {n: deque[tuple[float, float]](maxlen=COUNTED) for n in (1, most)}
+        self._n_tried: int | None = None  # batches of this trial that were made; None: there is none
+        # The latest batches by the number of threads.
+        self._made = {1: deque[MadeBatch](maxlen=COUNTED)} | {most: deque[MadeBatch](maxlen=FIRST)}
 
     def begin(self) -> None:
         """Begin a loop: what was read from the network before may be cached now."""
-        self._n_tried = self._n_done = 0
-        if self._rest == REST:
+        self._n_tried = None
+        if self._rest <= 2 * REST:
             self._left = FIRST
 
     def next(self) -> int:
         """Return the number of threads that make the next batch."""
-        if self._is_fixed or self._left > 0 or (not self._n_tried and self._is_parallel()):
-            self._left -= 1
-        elif self._n_tried < TRIED:
-            self._n_tried += 1
-            return 1 if self.current == self.most else self.most
-        return self.current
+        self._left -= 1
+        if self._left < 0 and self._n_tried is None and self._is_worth_a_trial():
+            self._n_tried = 0
+        if self._n_tried is None:
+            return self.current
+        return 1 if self.current == self.most else self.most  # all of them: others would slow them down
 
-    def add(self, n_threads: int, load_s: float, core_s: float) -> None:
-        """Record the seconds that a batch took, and those of them on a core."""
-        self._times[n_threads].append((load_s, core_s))
-        if self._n_tried and n_threads != self.current:
-            self._n_done += 1
-            if self._n_done == TRIED:
+    def add(self, n_threads: int, made: MadeBatch) -> None:
+        """Record a batch that these threads made."""
+        self._made[n_threads].append(made)
+        if self._n_tried is not None and n_threads != self.current:
+            self._n_tried += 1
+            if self._n_tried == TRIED:
                 self._decide()
 
-    def _is_parallel(self) -> bool:
-        times = self._times[self.most]
-        used = sum(core_s for _, core_s in times) * self.most
-        return self.current == self.most and used > BUSY_CORES * sum(load_s for load_s, _ in times)
+    def _is_worth_a_trial(self) -> bool:
+        made = self._made[self.current]
+        if self._is_fixed or len(made) != made.maxlen:
+            return False
+        core_s, longest_s = median(m.core_s for m in made), max(m.ended - m.began for m in made)
+        is_parallel = self.current > 1 and core_s > BUSY_CORES * _each_s(made)
+        return not is_parallel and longest_s < LONG_S
 
     def _decide(self) -> None:
-        one, all_ = (median(load_s for load_s, _ in self._times[n]) for n in (1, self.most))
-        ratio = one * self.most / all_ if all_ else 1.0
-        self.current = 1 if ratio < (FASTER if self.current > 1 else 1.0) else self.most
-        self._rest = 2 * self._rest if ratio > FOR_CERTAIN else REST
-        self._left, self._n_tried, self._n_done = self._rest, 0, 0
+        one_s, all_s = _each_s(self._made[1]), _each_s(self._made[self.most])
+        self.current = 1 if one_s < (FASTER if self.current > 1 else 1.0) * all_s else self.most
+        self._rest = 2 * self._rest if max(one_s, all_s) > CERTAIN * min(one_s, all_s) else REST
+        self._left, self._n_tried = self._rest, None
+
+
+def _each_s(made: Iterable[MadeBatch]) -> float:
+    """Return the seconds from the end of one batch to that of the next, without those in which none was being made."""
+    first, *others = sorted(made, key=lambda batch: batch.ended)
+    busy_s, until = 0.0, first.ended
+    for began, ended, _ in others:
+        busy_s += ended - min(max(began, until), ended)
+        until = ended
+    return busy_s / len(others)

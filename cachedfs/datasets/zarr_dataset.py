@@ -70,7 +70,7 @@ class ZarrDataset(Samples):
 
         `arrays`: names of arrays in the group at `url`; a single name for single arrays as samples; None for the
         array at `url`, or for all arrays of the group and of the groups in it ("train/image"). The log names what is
-        left out then: arrays that all samples share (without axes, or along a later axis of others, as `lat` of
+        left out then: arrays that all samples share (without axes, or along another dimension, as `lat` beside
         `temperature[time, lat]`), and those in inner groups of another length than the group's own arrays.
 
         `pool`: memory for decoded chunks with samples still to be read, in bytes or as a size like "256MiB". A window
@@ -97,17 +97,9 @@ class ZarrDataset(Samples):
             for name, metadata in found.items()
         }
         if names is None:
-            dimensions = {
-                name: getattr(each, "dimension_names", None)
-                or each.attributes.get("_ARRAY_DIMENSIONS")  # xarray's in Zarr 2
-                or [None] * len(each.shape)
-                for name, each in found.items()
-                if name not in needed
-            }
-            if shared := sorted(dimensions.keys() - with_samples(dimensions)):
-                logger.info("%s: left out %s, which all samples share", self.url, ", ".join(shared))
+            shared = self._shared({name: each for name, each in found.items() if name not in needed})
             kept = self._of_one_length(
-                {name: lengths[name] for name in with_samples(dimensions) or dimensions}
+                {name: lengths[name] for name in found if name not in {*needed, *shared}}
             )
             found = {name: found[name] for name in kept}
             self._ragged = {name: one for name, one in self._ragged.items() if name in kept}
@@ -197,6 +189,28 @@ class ZarrDataset(Samples):
                 with self.naming(int(numbers[0]), f"and others of array {name!r}"):
                     raise
         return [found[name] for name in self.arrays]
+
+    def _shared(self, found: Mapping[str, Any]) -> list[str]:
+        """Return the names of the arrays that all samples share, by the dimensions that xarray writes, and log them."""
+        dimensions = {
+            name: getattr(each, "dimension_names", None)
+            or each.attributes.get("_ARRAY_DIMENSIONS")  # Zarr 3, 2
+            for name, each in found.items()
+            if name not in self._ragged
+        }
+        rows = with_samples(
+            {name: dimensions.get(name) or [None] * len(each.shape) for name, each in found.items()},
+            {name: each.shape for name, each in found.items()},
+        )
+        # The dimension of ragged samples has no name: theirs is the length of what is not shared.
+        lengths = {len(one) for one in self._ragged.values()}
+        rows = [
+            name for name in rows if not (lengths and dimensions.get(name)) or found[name].shape[0] in lengths
+        ]
+        shared = [name for name in found if rows and name not in rows]
+        if shared:
+            logger.info("%s: left out %s, which all samples share", self.url, ", ".join(shared))
+        return shared
 
     def _of_one_length(self, lengths: Mapping[str, int | None]) -> list[str]:
         """Return the names without arrays of inner groups of another length than the group's own, and say which."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -40,17 +41,22 @@ NUMCODECS = {"adler32", "blosc", "bz2", "crc32", "crc32c", "fletcher32", "gzip",
 Place = tuple[int, ...]
 
 
-def with_samples(dimensions: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Return the names of the arrays whose first axis counts samples; `dimensions` has those of each array's axes.
+def with_samples(dimensions: Mapping[str, Sequence[Any]], shapes: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return the names of the arrays whose first axis counts samples, from the dimensions and shape of each.
 
     The others have no axes, or their first one is a later axis of another array, as that of `lat` is for
-    `temperature[time, lat]`. A dimension of None is no other's.
+    `temperature[time, lat]`. If lengths still differ, the largest array decides. A dimension of None is no other's.
     """
     later = {
         each for axes in dimensions.values() for each in axes[1:] if each is not None and each != axes[0]
     }
     with_axes = [name for name, axes in dimensions.items() if axes]
-    return [name for name in with_axes if dimensions[name][0] not in later] or with_axes
+    found = [name for name in with_axes if dimensions[name][0] not in later] or with_axes
+    firsts = {name: dimensions[name][0] for name in found}
+    if len({shapes[name][0] for name in found}) > 1 and None not in firsts.values():
+        largest = max(found, key=lambda name: math.prod(shapes[name]))
+        found = [name for name in found if firsts[name] == firsts[largest]]
+    return found
 
 
 def beside(name: str, metadata: Any) -> dict[str, str]:

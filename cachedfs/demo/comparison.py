@@ -1,14 +1,15 @@
 """Measure reads of real data from simulated clouds, with and without cachedfs, and print a table.
 
-This process starts the simulated clouds and counts their requests. Child processes (`Session`) do all reads.
+This process starts the simulated clouds and counts their requests. The processes of `ReaderProcess` do all reads.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
 import math
+import multiprocessing
+import os
 import signal
 import sys
 import sysconfig
@@ -16,50 +17,54 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from cachedfs.demo.session import BATCH, SHARD, Cloud, Session, TimedPass, digest, digits, drawn
+from cachedfs.demo.jobs import BATCH, begin, digest, digits, drawn, open_url, read_opened
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from cachedfs.sim import Profile
-    from cachedfs.sim.network import Delay
+    from cachedfs.sim import DriveServer, GCSServer, Profile
 
-__all__ = ["Block", "Client", "Data", "Line", "main", "on_a_mount", "profiles", "run"]
+__all__ = [
+    "Block",
+    "Client",
+    "Cloud",
+    "Data",
+    "Line",
+    "ReaderProcess",
+    "TimedPass",
+    "main",
+    "profiles",
+    "run",
+]
 
 NEEDED = {"rich": "rich", "sklearn": "scikit-learn", "xarray": "xarray", "zarr": "zarr", "gcsfs": "gcsfs"}
-NEEDED |= {"pydrive2": "pydrive2", "google_auth_httplib2": "google-auth-httplib2"}  # for drive://
+NEEDED |= {
+    "google_auth_httplib2": "google-auth-httplib2",
+    "funcy": "pydrive2[fsspec]",
+}  # for drive://, and PyDrive2
 NEEDED |= {"google_crc32c": "google-crc32c"}  # checksums of the simulated clouds
 TEXTS, IMAGES = "demo/stdlib", "demo/digits.zarr"
 WIDTH = 80
-PASSES = ("first pass", "second pass", "new process")
-# Model of Google Drive mounted in Colab, from measurements that users published.
-MOUNT_LIST_S, MOUNT_BIG = 20.0, 600  # seconds for the first listing of a folder of at least 600 files
-MOUNT_FILE_S = 0.18  # seconds before the first byte of a file
-MOUNT_COLD, MOUNT_WARM = 60e6, 125e6  # bytes/s: from Drive, and from the mount's own cache
+MAX_AGE_S = 3600  # the first pass may take longer than the default of 60 s
+PROCESSES = multiprocessing.get_context("spawn")  # readers begin without what this process imported
 
 
-@dataclass(frozen=True, slots=True)
-class Client:
+class Client(NamedTuple):
     """A client that reads without cachedfs, to compare with."""
 
     name: str
     job: str
     part: int = 1  # it reads 1/part of the items, if all would take minutes
-    needs: tuple[str, ...] = ()  # modules that must be installed to measure it
-
-    @property
-    def is_here(self) -> bool:
-        return all(importlib.util.find_spec(module) for module in self.needs)
 
 
-PYDRIVE2 = Client("PyDrive2, one file after the other", "pydrive2", 200, ("funcy", "appdirs", "tqdm"))
-DRIVE = Client("drive:// without cachedfs", "xarray")
+PYDRIVE2, DRIVE = (
+    Client("PyDrive2, one file after the other", "pydrive2", 200),
+    Client("drive:// without cachedfs", "xarray"),
+)
 GCSFS_AT_ONCE, GCSFS = (
     Client("gcsfs without cachedfs", "xarray"),
     Client("gcsfs without cachedfs", "zarr", 60),
@@ -67,58 +72,116 @@ GCSFS_AT_ONCE, GCSFS = (
 CLOUDS = {"drive": "Google Drive", "gs": "Google Cloud Storage"}
 LEGEND = f"""\
 ~: measured on 1 file in {PYDRIVE2.part} (PyDrive2) or 1 image in {GCSFS.part} (gcsfs), and scaled up.
-Colab's mount is a model after published measurements, not measured here.
 Requests and MB: counted by the simulated cloud. Hits: blocks from the cache.
 Times faster: than the measured reader without cachedfs in the same block.
 Starting Python and importing libraries is not counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
+class Cloud(NamedTuple):
+    """A simulated cloud, with the protocol and prefix of its URLs."""
+
+    server: GCSServer | DriveServer
+    protocol: str
+    top: str = ""
+
+    def url(self, path: str) -> str:
+        """Return the URL of a path, without `cachedfs::`."""
+        return f"{self.protocol}://{self.top}{path}"
+
+
+class TimedPass(NamedTuple):
+    """The measurements of one pass of one client over a dataset."""
+
+    seconds: float
+    requests: int  # all requests in the server's log
+    sent: int  # bytes of content in the server's log
+    hits: int  # blocks served from the cache
+    digest: str  # SHA-256 of the items
+
+
+class ReaderProcess:
+    """A process that runs one of the jobs on request.
+
+    With `cache_dir` it caches there; with None it reads without cachedfs.
+    """
+
+    def __init__(self, cloud: Cloud, cache_dir: Path | None, job: str) -> None:
+        self._server, self._job, prefix = cloud.server, job, f"FSSPEC_{cloud.protocol.upper()}_"
+        settings = {f"{prefix}TOKEN": "anon", f"{prefix}ENDPOINT_URL": cloud.server.endpoint_url}
+        if cache_dir:
+            settings |= {"FSSPEC_CACHEDFS_CACHE_DIR": str(cache_dir), "FSSPEC_CACHEDFS_KEEP_FREE": "0"}
+            settings |= {"FSSPEC_CACHEDFS_CONCURRENCY": str(BATCH), "FSSPEC_CACHEDFS_MAX_AGE": str(MAX_AGE_S)}
+        else:  # gcsfs would query the bucket layout by gRPC over TLS, which the simulator lacks
+            settings |= {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
+        self._process = PROCESSES.Pool(1)
+        self._begun = self._process.apply_async(begin, (job, settings | {"FSSPEC_CONFIG_DIR": os.devnull}))
+
+    def ready(self) -> Self:
+        """Wait until the process has imported what it needs."""
+        self._begun.get()
+        return self
+
+    def read(self, url: str, *, scale: float = 1.0, **options: int) -> TimedPass:
+        """Open `url`, make one pass with `options`, and return its measurements.
+
+        `scale` multiplies all numbers but those of opening.
+        """
+        self.ready()._server.reset()
+        try:
+            opening_s = self._process.apply(open_url, (self._job, url))
+            opening, opening_sent = self._server.count(), self._server.bytes_sent()
+            took_s, hits, found = self._process.apply(read_opened, (self._job, options))
+        except Exception as error:
+            error.add_note(f"{self._job} of {url} failed")
+            raise
+        reading, sent = self._server.count() - opening, self._server.bytes_sent() - opening_sent
+        return TimedPass(
+            seconds=opening_s + took_s * scale,
+            requests=round(opening + reading * scale),
+            sent=round(opening_sent + sent * scale),
+            hits=hits,
+            digest=found,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._process.terminate()
+        self._process.join()
+
+
+class Data(NamedTuple):
     """A local dataset, and its place in the cloud."""
 
     what: str
     path: str  # path in the cloud
     items: Sequence[Any]
-    size: int
-    n_files: int  # number of files in the cloud
 
     def digest(self, seed: int = 0, part: int = 1) -> str:
         """Return the SHA-256 of all items, or of the 1/`part` of them that `drawn` selects."""
         return digest(self.items[index] for index in sorted(drawn(len(self.items), seed, part)))
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """One line of the table: one pass of one client over a dataset."""
 
     who: str
-    seconds: float | None = None  # None: a module that it needs is missing
-    reading: TimedPass | None = None  # None: computed, not measured
-    expected: str = ""  # SHA-256 of the local data
+    reading: TimedPass
+    is_right: bool  # the bytes are those of the local data
     part: int = 1  # it read 1/part of the items
 
-    @property
-    def is_right(self) -> bool:
-        return self.reading is None or self.reading.digest == self.expected
 
-
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """One dataset in one cloud: a pass without cachedfs, and three passes with it."""
 
     what: str
     plain: Line
-    modelled: tuple[Line, ...]
     cached: tuple[Line, ...]
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        return (self.plain, *self.modelled, *self.cached)
-
-    def times_faster(self, line: Line) -> float | None:
-        """Return the time without cachedfs, divided by the time of `line`; None if one is unknown."""
-        return self.plain.seconds / line.seconds if self.plain.seconds and line.seconds else None
+        return (self.plain, *self.cached)
 
 
 def profiles() -> dict[str, Profile]:
@@ -154,10 +217,12 @@ def run(
         GCSServer(profile or own_profiles["gs"], folder=folder / "gs", process=True) as gcs_server,
     ):
         drive, gcs = Cloud(drive_server, "drive", "My Drive/"), Cloud(gcs_server, "gs")
-        report(f"reading {texts.n_files:,} sources of Python's standard library from Drive")
+        report(f"reading {len(texts.items):,} sources of Python's standard library from Drive")
         yield "drive", compare(drive, folder, "texts", texts, PYDRIVE2)
         report(f"storing {len(drive_images):,} and {n_images:,} images as sharded Zarr arrays")
-        store(folder, {drive: drive_images, gcs: all_images})
+        for cloud, found in ((drive, drive_images), (gcs, all_images)):
+            with ReaderProcess(cloud, folder / f"{cloud.protocol}-writer", "store") as writer:
+                writer.read(f"cachedfs::{cloud.url(IMAGES)}", side=side, count=len(found))
         report("reading them from Drive by xarray")
         yield "drive", compare(drive, folder, "xarray", images(drive_images, "by xarray, all at once"), DRIVE)
         report("reading them from Cloud Storage by xarray")
@@ -179,66 +244,34 @@ def put_texts(folder: Path, count: int | None) -> Data:
         items.append(name.encode() + data)
         size += len(data)
     what = f"{len(files):,} Python sources, {size / 1e6:.0f} MB,\nby fs.cat, shuffled, {BATCH} a call"
-    return Data(what, TEXTS, items, size, len(files))
+    return Data(what, TEXTS, items)
 
 
 def images(found: Any, how: str) -> Data:
     """Return images as a dataset in the cloud; `how` describes the client."""
-    what = f"{len(found):,} digit images, {found.nbytes / 1e6:.0f} MB,\n{how}"
-    return Data(what, IMAGES, found, found.nbytes, -(-len(found) // SHARD))
-
-
-def store(folder: Path, found: dict[Cloud, Any]) -> None:
-    """Store images in all clouds at the same time, through cachedfs."""
-    with contextlib.ExitStack() as stack:
-        writers = {
-            cloud: stack.enter_context(Session(cloud, folder / f"{cloud.protocol}-writer", "store"))
-            for cloud in found
-        }
-        for cloud, writer in writers.items():
-            writer.tell(open=f"cachedfs::{cloud.url(IMAGES)}")
-            writer.tell(read={"side": found[cloud].shape[1], "count": len(found[cloud])})
-        for writer in writers.values():
-            for _ in ("imported", "opened", "stored"):
-                writer.hear()
+    return Data(f"{len(found):,} digit images, {found.nbytes / 1e6:.0f} MB,\n{how}", IMAGES, found)
 
 
 def compare(cloud: Cloud, folder: Path, job: str, data: Data, client: Client) -> Block:
     """Measure three passes of one job, starting with an empty cache, and one without cachedfs."""
-    cache_dir, url = folder / f"{cloud.protocol}-{job}", f"cachedfs::{cloud.url(data.path)}"
-    # All sessions import at the same time, before the first measurement.
-    with contextlib.ExitStack() as later:
-        with Session(cloud, cache_dir, job) as first:
-            new = later.enter_context(Session(cloud, cache_dir, job))
-            uncached = later.enter_context(Session(cloud, None, client.job)) if client.is_here else None
-            for session in (first, new, uncached):
-                if session:
-                    session.hear()
-            passes = [first.read(url, seed=seed) for seed in (1, 2)]
-        passes.append(new.read(url, seed=3))
-        line = read_plainly(uncached, cloud, data, client) if uncached else Line(client.name)
-    expected = data.digest()
-    cached = [
-        Line(f"cachedfs, {when}", reading.seconds, reading, expected)
-        for when, reading in zip(PASSES, passes, strict=True)
-    ]
-    return Block(data.what, line, on_a_mount(data) if cloud.protocol == "drive" else (), tuple(cached))
-
-
-def read_plainly(session: Session, cloud: Cloud, data: Data, client: Client) -> Line:
-    """Measure one pass without cachedfs, over a part of the data if all would take minutes."""
-    n_drawn = len(drawn(len(data.items), 1, client.part))
-    sampled = {"part": client.part} if client.part > 1 else {}
-    reading = session.read(cloud.url(data.path), scale=len(data.items) / n_drawn, seed=1, **sampled)
-    return Line(client.name, reading.seconds, reading, data.digest(1, client.part), client.part)
-
-
-def on_a_mount(data: Data) -> tuple[Line, Line]:
-    """Return the modeled times of Drive mounted in Colab: the first pass, and a pass from its cache."""
-    cold = data.n_files * MOUNT_FILE_S + data.size / MOUNT_COLD
-    cold += MOUNT_LIST_S if data.n_files >= MOUNT_BIG else 0.0
-    return Line("Colab's mount (model), first pass", cold), Line(
-        "Colab's mount (model), again", data.size / MOUNT_WARM
+    cache_dir, url, part = folder / f"{cloud.protocol}-{job}", cloud.url(data.path), client.part
+    with (
+        ReaderProcess(cloud, cache_dir, job) as first,
+        ReaderProcess(cloud, cache_dir, job) as new,
+        ReaderProcess(cloud, None, client.job) as uncached,
+    ):
+        for reader in (first, new, uncached):  # they import at the same time, before the first measurement
+            reader.ready()
+        passes = {"first pass": first, "second pass": first, "new process": new}
+        found = [reader.read(f"cachedfs::{url}", seed=seed) for seed, reader in enumerate(passes.values())]
+        scale = len(data.items) / len(drawn(len(data.items), 1, part))
+        plain = uncached.read(url, scale=scale, seed=1, **({"part": part} if part > 1 else {}))
+    cached = (
+        Line(f"cachedfs, {when}", each, each.digest == data.digest())
+        for when, each in zip(passes, found, strict=True)
+    )
+    return Block(
+        data.what, Line(client.name, plain, plain.digest == data.digest(1, part), part), tuple(cached)
     )
 
 
@@ -262,45 +295,33 @@ def table_of(cloud: str, blocks: list[Block]) -> Table:
 
 
 def cells(block: Block, line: Line) -> list[str]:
-    """Return the cells of a line, as far as its numbers are known."""
-    if line.seconds is None:
-        return ["-"] * 2
-    reading, times = line.reading, block.times_faster(line)
-    if reading is None:
-        return [f"{line.seconds:,.{1 if line.seconds >= 10 else 2}f}"]
+    """Return the cells of a line."""
+    reading = line.reading
     if line.part > 1:
-        return [f"~{line.seconds:,.0f}", f"~{reading.requests:,}"]
-    shown = [f"{line.seconds:,.2f}", f"{reading.requests:,}", f"{reading.sent / 1e6:.0f}"]
-    if line is block.plain:
-        return shown
-    return [*shown, f"{reading.hits:,}", "-" if times is None else f"{times:,.{0 if times >= 10 else 1}f}"]
+        return [f"~{reading.seconds:,.0f}", f"~{reading.requests:,}"]
+    shown = [f"{reading.seconds:,.2f}", f"{reading.requests:,}", f"{reading.sent / 1e6:.0f}"]
+    times = block.plain.reading.seconds / reading.seconds
+    return (
+        shown
+        if line is block.plain
+        else [*shown, f"{reading.hits:,}", f"{times:,.{0 if times >= 10 else 1}f}"]
+    )
 
 
 def describe(cloud: str, profile: Profile) -> str:
     """Return a description of a simulated cloud."""
-    from cachedfs.sim import PROFILES
-
-    usual = PROFILES[profile.name]
-    without_stalls = (
-        f" without its {usual.stall_s:.0f} s stalls" if usual.stall_rate > profile.stall_rate else ""
-    )
-    budget = "any number of requests"
-    if (quota := profile.quota).requests_per_user < math.inf:
+    budget, quota = "any number of requests", profile.quota
+    if quota.requests_per_user < math.inf:
         budget = f"at most {quota.requests_per_user:,.0f} requests a minute and {quota.creates_per_s:.0f} new files a second"
     errors = f"{profile.error_rate:.1%} of them fail" if profile.error_rate else "none fails"
+    kinds = {"file": profile.media, "metadata": profile.metadata, "list": profile.listing}
+    delays = ", ".join(f"{kind} {delay.median_s * 1e3:.0f}" for kind, delay in kinds.items())
     text = (
-        f'{cloud} is SIMULATED: profile "{profile.name}"{without_stalls}, seed 0. Milliseconds to the '
-        f"first byte, median / 95th percentile: file {spread(profile.media)}, metadata {spread(profile.metadata)}, "
-        f"list {spread(profile.listing)} and {profile.list_item_s * 1e3:g} an item. "
-        f"{profile.stream_rate / 1e6:.0f} MB/s a stream, {profile.total_rate / 1e6:.0f} MB/s in all; {budget}; {errors}."
+        f'{cloud} is SIMULATED: profile "{profile.name}", seed 0. Milliseconds to the first byte, median: {delays} '
+        f"and {profile.list_item_s * 1e3:g} an item. {profile.stream_rate / 1e6:.0f} MB/s a stream, "
+        f"{profile.total_rate / 1e6:.0f} MB/s in all; {budget}; {errors}."
     )
     return textwrap.fill(text, WIDTH) + "\n"
-
-
-def spread(delay: Delay) -> str:
-    """Return the median and the 95th percentile in milliseconds, as text."""
-    p95 = delay.median_s * math.exp(delay.sigma * NormalDist().inv_cdf(0.95))
-    return f"{delay.median_s * 1e3:.0f} / {p95 * 1e3:.0f}"
 
 
 def show(console: Console) -> int:
@@ -315,7 +336,7 @@ def show(console: Console) -> int:
         console.print(table_of(cloud, [block for where, block in found if where == protocol]))
         console.print()
     console.print(LEGEND, highlight=False)
-    lines = [(block, line) for _, block in found for line in block.lines if line.reading]
+    lines = [(block, line) for _, block in found for line in block.lines]
     wrong = [f"{' '.join(block.what.split())}: {line.who}" for block, line in lines if not line.is_right]
     if wrong:
         console.print(f"WRONG BYTES: {'; '.join(wrong)}", style="bold red")

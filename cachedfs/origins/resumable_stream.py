@@ -98,9 +98,11 @@ class ResumableRead(ABC):
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self.pieces.aclose()
-        if self._look is not None:
-            await self.cancel_look()
+        try:
+            await self.pieces.aclose()
+        finally:
+            if self._look is not None:
+                await self.cancel_look()
 
     async def _run(self) -> AsyncGenerator[bytes, None]:
         """Yield b"" when the headers have arrived, then the bytes. Retry and resume broken attempts."""

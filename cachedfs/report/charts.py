@@ -35,6 +35,15 @@ class Chart(NamedTuple):
     svg: str
 
 
+class TimeSeries(NamedTuple):
+    """One value for each bin of time, drawn as `how` says: "bar", or a hatch or the style of a line in matplotlib's terms."""
+
+    label: str
+    values: Sequence[float]
+    color: str
+    how: str
+
+
 class Bar(NamedTuple):
     """A horizontal bar, with a name before and a text behind it."""
 
@@ -50,46 +59,120 @@ def pictures(summary: RunSummary, by_folder: Sequence[tuple[str, int]] | None) -
     `by_folder`: pairs of folder and cached bytes. None or empty leaves out that chart. Raises ImportError if matplotlib
     is not installed.
     """
-    counts, waited = summary.counts, summary.waited
-    fetched, served, bound = size(counts["bytes_fetched"]), size(counts["bytes_served"]), summary.bound_per_s
-    link = f"the link gave up to {size(bound)}/s" if bound else "nothing came over the link"
-    requests = f"{summary.n_requests:,} requests, {summary.n_ahead:,} of them read ahead"
-    blocks = f"{counts['hits']:,} hits, {counts['misses']:,} blocks fetched, {counts['evictions']:,} evicted"
-    total, parts = summary.elapsed_s or 1.0, _parts_of(summary)
-    times = [Bar(name, s, f"{seconds(s)}, {per_cent(s / total)}", COLOURS[color]) for name, s, color in parts]
-    held = [Bar(_shortened(name), n / 1e6, size(n), COLOURS["hits"]) for name, n in by_folder or ()]
-    drawn: list[tuple[str, str, str, Callable[[Axes], None]]] = [
-        (
-            "requests",
-            "Active requests",
-            f"{requests}; the program waited {seconds(waited.all_s)}",
-            lambda axes: _requests(axes, summary),
-        ),
-        (
-            "bytes",
-            "Bytes a second",
-            f"{fetched} fetched, {served} read; {link}",
-            lambda axes: _rates(axes, summary),
-        ),
-        ("blocks", "Blocks", blocks, lambda axes: _blocks(axes, summary)),
-        (
-            "time",
-            "Where the time went",
-            ", ".join(f"{name} {seconds(took_s)}" for name, took_s, _ in parts),
-            lambda axes: _bars(axes, times, "seconds"),
-        ),
-    ]
+    charts = [_requests(summary), _rates(summary), _blocks(summary), _times(summary)]
     if by_folder:
         words = ", ".join(f"{folder} {size(n)}" for folder, n in by_folder)
-        drawn.append(("cache", "In the cache now", words, lambda axes: _bars(axes, held, "MB")))
-    return [Chart(title, words, _svg(name, draw)) for name, title, words, draw in drawn]
+        rows = [Bar(_shortened(name), n / 1e6, size(n), "hits") for name, n in by_folder]
+        charts.append(Chart("In the cache now", words, _svg("cache", lambda axes: _bars(axes, rows, "MB"))))
+    return charts
+
+
+def _requests(summary: RunSummary) -> Chart:
+    bins, n_ahead = summary.bins, summary.n_ahead
+    most = max(map(sum, zip(bins.coming, bins.asking, strict=True)), default=0.0) or 1.0
+    series = [
+        TimeSeries("receiving", bins.coming, "bytes", "bar"),
+        TimeSeries("no answer yet", bins.asking, "bytes", "////"),
+        # Bars below the axis. A full bar is a bin in which a caller waited all the time.
+        TimeSeries("program waits", [-0.12 * most * share for share in bins.waited], "waits", "bar"),
+    ]
+    words = f"{summary.n_requests:,} requests, {n_ahead:,} of them read ahead; the program waited {seconds(sum(summary.waited.values()))}"
+    return _over_time(summary, "requests", "Active requests", words, series, (-0.14 * most, most))
+
+
+def _rates(summary: RunSummary) -> Chart:
+    counts, scale, bound = summary.counts, 1e6 * (summary.bins.width_s or 1.0), summary.bound_per_s or 0.0
+    fetched, served = (
+        [n / scale for n in summary.bins.counts[name]] for name in ("bytes_fetched", "bytes_served")
+    )
+    series = [TimeSeries("fetched", fetched, "bytes", "bar"), TimeSeries("read", served, "hits", "-")]
+    series += [TimeSeries("speed of the link", [bound / 1e6] * len(served), "idle", "--")] if bound else []
+    top = max([bound / 1e6, *fetched])
+    # Cut off the curve of reads: the cache is so much faster than the network that nothing else would be visible.
+    high = min(2 * top or math.inf, max([top, *served]))
+    link = f"the link gave up to {size(bound)}/s" if bound else "nothing came over the link"
+    words = f"{size(counts['bytes_fetched'])} fetched, {size(counts['bytes_served'])} read; {link}"
+    return _over_time(summary, "MB/s", "Bytes a second", words, series, (0.0, high))
+
+
+def _blocks(summary: RunSummary) -> Chart:
+    counts, of = summary.bins.counts, summary.counts
+    series = [
+        TimeSeries("fetched", counts["misses"], "bytes", "bar"),
+        TimeSeries("hits", counts["hits"], "hits", "...."),
+        TimeSeries("evicted", counts["evictions"], "waits", ":"),
+    ]
+    most = max(
+        [*map(sum, zip(counts["misses"], counts["hits"], strict=True)), *counts["evictions"]], default=0.0
+    )
+    words = f"{of['hits']:,} hits, {of['misses']:,} blocks fetched, {of['evictions']:,} evicted"
+    return _over_time(summary, "blocks", "Blocks", words, series, (0.0, most))
+
+
+def _times(summary: RunSummary) -> Chart:
+    waited, total = summary.waited, summary.elapsed_s or 1.0
+    parts = [
+        ("not waiting", max(0.0, summary.elapsed_s - sum(waited.values())), "idle"),
+        ("waiting for bytes", waited["for_bytes_s"], "bytes"),
+        ("waiting for answers", waited["for_answers_s"], "waits"),
+        ("waiting otherwise", waited["for_others_s"], "others"),
+    ]
+    rows = [Bar(name, s, f"{seconds(s)}, {per_cent(s / total)}", color) for name, s, color in parts]
+    words = ", ".join(f"{name} {seconds(s)}" for name, s, _ in parts)
+    return Chart("Where the time went", words, _svg("time", lambda axes: _bars(axes, rows, "seconds")))
+
+
+def _over_time(
+    summary: RunSummary,
+    unit: str,
+    title: str,
+    words: str,
+    series: Sequence[TimeSeries],
+    limits: tuple[float, float],
+) -> Chart:
+    """Return a chart over time. A hatched bar stands on the bar before it."""
+    width_s = summary.bins.width_s
+    at = [width_s * (n + 0.5) for n in range(len(summary.bins.asking))]
+
+    def draw(axes: Axes) -> None:
+        for before, each in zip([None, *series], series, strict=False):
+            color = COLOURS[each.color]
+            if each.how == "bar":
+                axes.bar(at, each.values, width_s, label=each.label, color=color)
+            elif each.how in ("////", "....") and before is not None:
+                look: dict[str, Any] = {
+                    "color": BACKGROUND,
+                    "edgecolor": color,
+                    "hatch": each.how,
+                    "linewidth": 0.5,
+                }
+                axes.bar(at, each.values, width_s, bottom=before.values, label=each.label, **look)
+            else:
+                axes.plot(at, each.values, color=color, linestyle=each.how, linewidth=1.5, label=each.label)
+        axes.axhline(0, color=INK, linewidth=0.8)
+        axes.set_ylim(limits[0], 1.35 * limits[1] or 1.0)
+        axes.set_xlabel("seconds")
+        axes.set_ylabel(unit)
+        axes.legend(
+            loc="upper center", ncols=3, frameon=False, fontsize=9, handlelength=1.4, columnspacing=1.0
+        )
+
+    return Chart(title, words, _svg(unit.partition("/")[0], draw))
+
+
+def _bars(axes: Axes, rows: Sequence[Bar], unit: str) -> None:
+    """Draw horizontal bars, the first one on top, with a name before and a text behind each."""
+    shown = rows[::-1]
+    values = [each.value for each in shown]
+    bars = axes.barh(range(len(shown)), values, height=0.6, color=[COLOURS[each.color] for each in shown])
+    axes.set_yticks(range(len(shown)), [each.name for each in shown])
+    axes.bar_label(bars, [each.text for each in shown], padding=4)
+    axes.set_xlim(0, 1.5 * max(values, default=0.0) or 1.0)
+    axes.set_xlabel(unit)
 
 
 def _svg(name: str, draw: Callable[[Axes], None]) -> str:
-    """Return the SVG of a chart drawn by `draw`.
-
-    `name` makes the ids inside unique among the charts of a page.
-    """
+    """Return the SVG of a chart drawn by `draw`; `name` makes the ids inside unique among the charts of a page."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -110,97 +193,6 @@ def _svg(name: str, draw: Callable[[Axes], None]) -> str:
     return re.sub(r'(id="|href="#|url\(#)', rf"\1{name}-", svg)
 
 
-def _requests(axes: Axes, summary: RunSummary) -> None:
-    bins, at, width_s = summary.bins, *_bin_centers(summary)
-    most = (
-        _stacked(axes, summary, bins.coming, bins.asking, "bytes", "////", ("receiving", "no answer yet"))
-        or 1.0
-    )
-    # Bars below the axis. A full bar is a bin in which a caller waited all the time.
-    low = [-0.12 * most * share for share in bins.waited]
-    axes.bar(at, low, width_s, color=COLOURS["waits"], label="program waits")
-    axes.axhline(0, color=INK, linewidth=0.8)
-    _label(axes, "requests", -0.14 * most, 1.35 * most)
-
-
-def _rates(axes: Axes, summary: RunSummary) -> None:
-    at, width_s = _bin_centers(summary)
-    scale = 1e6 * (width_s or 1.0)
-    fetched, served = (
-        [value / scale for value in summary.bins.counts[name]] for name in ("bytes_fetched", "bytes_served")
-    )
-    axes.bar(at, fetched, width_s, color=COLOURS["bytes"], label="fetched")
-    axes.plot(at, served, color=COLOURS["hits"], linewidth=1.5, marker=".", markersize=3, label="read")
-    bound = (summary.bound_per_s or 0.0) / 1e6
-    if bound:
-        axes.axhline(bound, color=INK, linestyle="--", linewidth=1.2, label="speed of the link")
-    top = max([bound, *fetched])
-    # Cut off the curve of reads: the cache is so much faster than the network that nothing else would be visible.
-    _label(axes, "MB/s", 0, 1.35 * min(2 * top or math.inf, max([top, *served])))
-
-
-def _blocks(axes: Axes, summary: RunSummary) -> None:
-    counts, (at, _) = summary.bins.counts, _bin_centers(summary)
-    top = _stacked(axes, summary, counts["misses"], counts["hits"], "hits", "....", ("fetched", "hits"))
-    axes.plot(at, counts["evictions"], color=COLOURS["waits"], linestyle=":", linewidth=1.5, label="evicted")
-    _label(axes, "blocks", 0, 1.35 * max([top, *counts["evictions"]]))
-
-
-def _bin_centers(summary: RunSummary) -> tuple[list[float], float]:
-    width_s = summary.bins.width_s
-    return [width_s * (at + 0.5) for at in range(len(summary.bins.asking))], width_s
-
-
-def _stacked(
-    axes: Axes,
-    summary: RunSummary,
-    below: list[float],
-    above: list[float],
-    color: str,
-    hatch: str,
-    labels: tuple[str, str],
-) -> float:
-    """Draw a bar for each bin, with a hatched one on top; return the height of the highest."""
-    at, width_s = _bin_centers(summary)
-    axes.bar(at, below, width_s, color=COLOURS["bytes"], label=labels[0])
-    hatched: dict[str, Any] = {
-        "color": BACKGROUND,
-        "edgecolor": COLOURS[color],
-        "hatch": hatch,
-        "linewidth": 0.5,
-    }
-    axes.bar(at, above, width_s, bottom=below, label=labels[1], **hatched)
-    return max(map(sum, zip(below, above, strict=True)), default=0.0)
-
-
-def _label(axes: Axes, what: str, low: float, high: float) -> None:
-    axes.set_ylim(low, high or 1.0)
-    axes.set_xlabel("seconds")
-    axes.set_ylabel(what)
-    axes.legend(loc="upper center", ncols=3, frameon=False, fontsize=9, handlelength=1.4, columnspacing=1.0)
-
-
-def _parts_of(summary: RunSummary) -> list[tuple[str, float, str]]:
-    waited = summary.waited
-    return [
-        ("not waiting", max(0.0, summary.elapsed_s - waited.all_s), "idle"),
-        ("waiting for bytes", waited.for_bytes_s, "bytes"),
-        ("waiting for answers", waited.for_answers_s, "waits"),
-        ("waiting otherwise", waited.for_others_s, "others"),
-    ]
-
-
 def _shortened(folder: str) -> str:
     """Return the end of a long name; "$" is escaped, as matplotlib would render a formula."""
     return (folder if len(folder) <= 24 else f"…{folder[-23:]}").replace("$", r"\$")
-
-
-def _bars(axes: Axes, rows: Sequence[Bar], unit: str) -> None:
-    """Draw horizontal bars, the first one on top, with a name before and a text behind each."""
-    shown = rows[::-1]
-    values = [each.value for each in shown]
-    bars = axes.barh(range(len(shown)), values, height=0.6, color=[each.color for each in shown])
-    axes.set_yticks(range(len(shown)), [each.name for each in shown])
-    axes.bar_label(bars, [each.text for each in shown], padding=4)
-    axes.set_xlim(0, 1.5 * max(values, default=0.0) or 1.0)
-    axes.set_xlabel(unit)

@@ -1,29 +1,18 @@
-"""Reader of event log files. Incomplete and unknown lines are skipped and counted."""
+"""Reader of event log files. Lines that cannot be read are skipped and counted."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cachedfs.common.event_log import FORMAT
 
-__all__ = ["COUNTS", "EventRecords", "RequestEvent", "SampleEvent", "WaitEvent", "parsed", "read"]
+__all__ = ["COUNTS", "EventRecords", "RequestEvent", "SampleEvent", "WaitEvent", "read"]
 
-MOST = 1e18  # limit for seconds and bytes: beyond any real value, and sums cannot overflow
 COUNTS = ("hits", "misses", "requests", "bytes_fetched", "bytes_served", "evictions")
-
-
-NUMBER = (int, float)
-_TIMES: dict[str, tuple[type, ...]] = {"at": NUMBER, "took_s": NUMBER}
-FIELDS: dict[str, dict[str, tuple[type, ...]]] = {  # of each kind of event, with their types
-    "process": {"format": (int,)},
-    "request": _TIMES
-    | {"wait_s": NUMBER, "bytes": NUMBER, "status": (int, str), "ahead": (bool,), "refused": (bool,)},
-    "wait": _TIMES | {"path": (str,)},
-    "sums": {"of": (int,)} | dict.fromkeys(("at", "over_s", *COUNTS), NUMBER),
-}
 
 
 class RequestEvent(NamedTuple):
@@ -57,30 +46,59 @@ class WaitEvent(NamedTuple):
 
 
 class SampleEvent(NamedTuple):
-    """The change of one process's counters since its previous sample.
-
-    It covers the `over_s` seconds before `at`.
-    """
+    """The change of one process's counters in the `over_s` seconds before `at`."""
 
     at: float
     over_s: float
     counts: Mapping[str, int]
 
 
-class EventRecords(NamedTuple):
+@dataclass
+class EventRecords:
     """All events of a run.
 
     `bytes_per_s`: the highest network rate measured by any process; None without a measurement. `n_cut`: lines that
     could not be read. `n_full`: processes whose log file reached its maximum size.
     """
 
-    requests: tuple[RequestEvent, ...] = ()
-    waits: tuple[WaitEvent, ...] = ()
-    samples: tuple[SampleEvent, ...] = ()
+    requests: list[RequestEvent] = field(default_factory=list)
+    waits: list[WaitEvent] = field(default_factory=list)
+    samples: list[SampleEvent] = field(default_factory=list)
     bytes_per_s: int | None = None
     n_processes: int = 0
     n_cut: int = 0
     n_full: int = 0
+
+    def add_process(self, lines: Iterable[str]) -> None:
+        """Add the events in the log of one process. Raises ValueError for another format version."""
+        self.n_processes += 1
+        last: dict[int, Mapping[str, Any]] = {}
+        for line in lines:
+            try:
+                event = json.loads(line)
+                self._add(event["kind"], event, last)
+            except (json.JSONDecodeError, KeyError, TypeError):  # a killed process leaves a part of a line
+                self.n_cut += 1
+        rates = [each["bytes_per_s"] for each in (*last.values(), {"bytes_per_s": self.bytes_per_s})]
+        self.bytes_per_s = max((int(rate) for rate in rates if rate), default=None)
+
+    def _add(self, kind: str, event: Mapping[str, Any], last: dict[int, Mapping[str, Any]]) -> None:
+        """Add one event; `last` has the previous counters by their source."""
+        if kind == "process" and event["format"] != FORMAT:
+            raise ValueError(
+                f"events of format {event['format']}; this release of cachedfs reads format {FORMAT}"
+            )
+        self.n_full += kind == "full"
+        if kind == "request":
+            self.requests.append(RequestEvent(*(event[name] for name in RequestEvent._fields)))
+        elif kind == "wait":
+            self.waits.append(WaitEvent(*(event[name] for name in WaitEvent._fields)))
+        elif kind == "sums":
+            before = last.get(event["of"])
+            last[event["of"]] = event
+            if before is not None:  # the first sample only sets the start values
+                counts = {name: event[name] - before[name] for name in COUNTS}
+                self.samples.append(SampleEvent(event["at"], event["over_s"], counts))
 
 
 def read(folder: str | Path) -> EventRecords:
@@ -88,66 +106,12 @@ def read(folder: str | Path) -> EventRecords:
 
     Raises FileNotFoundError if the folder contains no event log, and ValueError for one of another format version.
     """
-    paths = sorted(Path(folder).glob("events-*.jsonl"))
-    if not paths:
+    records = EventRecords()
+    for path in sorted(Path(folder).glob("events-*.jsonl")):
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            records.add_process(lines)
+    if not records.n_processes:
         raise FileNotFoundError(
             f"{folder}: no events in it; processes write them if CACHEDFS_EVENTS={folder} is in their environment"
         )
-    found = []
-    for path in paths:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            found.append(parsed(lines))
-    return EventRecords(
-        requests=tuple(r for each in found for r in each.requests),
-        waits=tuple(w for each in found for w in each.waits),
-        samples=tuple(s for each in found for s in each.samples),
-        bytes_per_s=max((each.bytes_per_s for each in found if each.bytes_per_s), default=None),
-        n_processes=len(found),
-        n_cut=sum(each.n_cut for each in found),
-        n_full=sum(each.n_full for each in found),
-    )
-
-
-def parsed(lines: Iterable[str]) -> EventRecords:
-    """Return the events in the log lines of one process.
-
-    Raises ValueError for another format version.
-    """
-    requests, waits, samples = [], [], []
-    last: dict[int, Mapping[str, Any]] = {}
-    n_cut = n_full = 0
-    for line in lines:
-        event = _event_of(line)
-        kind = event.get("kind")
-        n_cut, n_full = n_cut + (kind is None), n_full + (kind == "full")
-        if kind == "process" and event["format"] != FORMAT:
-            raise ValueError(
-                f"events of format {event['format']}; this release of cachedfs reads format {FORMAT}"
-            )
-        if kind == "request":
-            requests.append(RequestEvent(*(event[name] for name in RequestEvent._fields)))
-        elif kind == "wait":
-            waits.append(WaitEvent(*(event[name] for name in WaitEvent._fields)))
-        elif kind == "sums":
-            before, last[event["of"]] = last.get(event["of"]), event
-            if before is not None:  # the first sample only sets the start values
-                counts = {name: event[name] - before[name] for name in COUNTS}
-                samples.append(SampleEvent(event["at"], event["over_s"], counts))
-    rates = [int(event["bytes_per_s"]) for event in last.values() if _is(event.get("bytes_per_s"), NUMBER)]
-    most = max(rates, default=None)
-    return EventRecords(tuple(requests), tuple(waits), tuple(samples), most, 1, n_cut, n_full)
-
-
-def _event_of(line: str) -> dict[str, Any]:
-    """Return the event of a log line; empty if it lacks a field or has one of another type."""
-    try:
-        event = json.loads(line)
-        is_sound = all(_is(event[name], types) for name, types in FIELDS.get(event["kind"], {}).items())
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return {}
-    return event if is_sound else {}
-
-
-def _is(value: Any, types: tuple[type, ...]) -> bool:
-    """Return whether a value has one of the types; a number is also finite and below `MOST` in magnitude."""
-    return type(value) in types and (isinstance(value, (bool, str)) or -MOST < value < MOST)
+    return records

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cachedfs.report.analysis import RunFigures, analyse
 from cachedfs.report.event_reader import COUNTS, EventRecords
+
+if TYPE_CHECKING:
+    from cachedfs.cache.index.block_rows import CachedPath
 
 __all__ = [
     "RunSummary",
     "Span",
     "TimeBins",
-    "WaitShares",
-    "both",
     "by_folder",
     "merged",
-    "outside",
+    "size_of",
+    "split",
     "summary_of",
 ]
 
@@ -45,31 +46,14 @@ class TimeBins:
 
 
 @dataclass(frozen=True)
-class WaitShares:
-    """Seconds in which a caller waited, by cause.
-
-    `for_bytes_s`: a response was being received. `for_answers_s`: requests were sent, but no response had begun.
-    `for_others_s`: no request was active.
-    """
-
-    for_bytes_s: float
-    for_answers_s: float
-    for_others_s: float
-
-    @property
-    def all_s(self) -> float:
-        """The total time in which a caller waited, in seconds."""
-        return self.for_bytes_s + self.for_answers_s + self.for_others_s
-
-
-@dataclass(frozen=True)
 class RunSummary:
     """The figures of a run. Times are in seconds, sizes in bytes.
 
     `counts`: counters of all processes, named as in `fs.stats()`. `n_requests`: requests in the event log. `n_ahead`:
     speculative ones. `answer_s`: mean time to the response headers. `bound_per_s`: network rate, as measured or the
     highest of any bin; None without data. `is_measured`: it was measured. `longest`: (path, waits, seconds) per object.
-    `limit`, `shares`, `sentence` and `advice` are those of `Analysis`.
+    `waited`: seconds in which a caller waited while a response was received (`for_bytes_s`), while requests had no
+    response yet (`for_answers_s`), and while no request was active (`for_others_s`). `limit`, `shares`, `sentence` and `advice` are those of `Analysis`.
     """
 
     elapsed_s: float
@@ -80,7 +64,7 @@ class RunSummary:
     n_ahead: int
     bytes_answered: int
     answer_s: float
-    waited: WaitShares
+    waited: dict[str, float]
     longest: tuple[tuple[str, int, float], ...]
     bound_per_s: float | None
     is_measured: bool
@@ -100,13 +84,11 @@ class RunSummary:
 def summary_of(records: EventRecords, *, n_bins: int = N_BINS) -> RunSummary:
     """Return the summary of a run's events, with `n_bins` time bins."""
     begin, end = _ends(records)
-    asking = merged((r.at, r.at + r.wait_s) for r in records.requests)
-    coming = merged((r.at + r.wait_s, r.at + r.took_s) for r in records.requests if r.bytes)
+    asking = [(r.at, r.at + r.wait_s) for r in records.requests]
+    coming = [(r.at + r.wait_s, r.at + r.took_s) for r in records.requests if r.bytes]
     waits = merged((w.at, w.at + w.took_s) for w in records.waits)
-    for_bytes = both(waits, coming)
-    for_answers = both(outside(waits, coming), asking)
-    rest_s = _length(waits) - _length(for_bytes) - _length(for_answers)
-    waited = WaitShares(_length(for_bytes), _length(for_answers), max(0.0, rest_s))
+    for_bytes_s, for_answers_s, for_others_s = split(waits, coming, asking)
+    waited = {"for_bytes_s": for_bytes_s, "for_answers_s": for_answers_s, "for_others_s": for_others_s}
     bins = _bins(records, waits, begin, end, n_bins)
     most = max(bins.counts["bytes_fetched"], default=0.0) / bins.width_s if bins.width_s else 0.0
     bound = max(records.bytes_per_s or 0.0, most) or None
@@ -116,8 +98,8 @@ def summary_of(records: EventRecords, *, n_bins: int = N_BINS) -> RunSummary:
     found = analyse(
         RunFigures(
             elapsed_s=end - begin,
-            wait_s=waited.all_s,
-            times={"link": waited.for_bytes_s, "latency": waited.for_answers_s, "other": waited.for_others_s},
+            wait_s=sum(waited.values()),
+            times={"link": for_bytes_s, "latency": for_answers_s, "other": for_others_s},
             requests=n_requests,
             refused=sum(r.refused for r in records.requests),
             latency_s=answer_s,
@@ -162,10 +144,9 @@ def _bins(records: EventRecords, waits: Sequence[Span], begin: float, end: float
     if width_s > 0:
         for sample in records.samples:
             for name, value in sample.counts.items():
+                span = sample.at - sample.over_s - begin, sample.at - begin
                 if value:
-                    _spread(
-                        counts[name], (sample.at - sample.over_s - begin, sample.at - begin), value, width_s
-                    )
+                    _spread(counts[name], span, value, width_s)
         for r in records.requests:
             sent, answered, over = r.at - begin, r.at + r.wait_s - begin, r.at + r.took_s - begin
             _spread(asking, (sent, answered), r.wait_s / width_s, width_s)
@@ -200,9 +181,6 @@ def _longest(records: EventRecords) -> tuple[tuple[str, int, float], ...]:
     return tuple((path, int(n), took_s) for path, (n, took_s) in found)
 
 
-# Time spans. All functions take and return disjoint, sorted spans; only `merged` takes any.
-
-
 def merged(spans: Iterable[Span]) -> list[Span]:
     """Return the union of `spans`, which may overlap and be unsorted."""
     found: list[Span] = []
@@ -214,52 +192,48 @@ def merged(spans: Iterable[Span]) -> list[Span]:
     return found
 
 
-def both(some: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """Return the intersection of two lists of spans."""
-    found, i, j = [], 0, 0
-    while i < len(some) and j < len(others):
-        start, stop = max(some[i][0], others[j][0]), min(some[i][1], others[j][1])
-        if start < stop:
-            found.append((start, stop))
-        if some[i][1] < others[j][1]:
-            i += 1
-        else:
-            j += 1
-    return found
-
-
-def outside(some: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """Return the parts of `some` that are not covered by `others`."""
-    if not some:
-        return []
-    edges = [some[0][0], *(edge for span in others for edge in span), some[-1][1]]
-    gaps = [(a, b) for a, b in list(pairwise(edges))[::2] if a < b]
-    return both(some, gaps)
-
-
-def _length(spans: Iterable[Span]) -> float:
-    return sum(stop - start for start, stop in spans)
+def split(waits: Iterable[Span], first: Iterable[Span], second: Iterable[Span]) -> tuple[float, float, float]:
+    """Divide the time of `waits` into that in spans of `first`, that in spans of `second` alone, and the rest."""
+    kinds = enumerate((waits, first, second))
+    edges = [
+        (at, kind, step)
+        for kind, spans in kinds
+        for span in spans
+        for at, step in zip(span, (1, -1), strict=True)
+    ]
+    lengths, active, last = [0.0, 0.0, 0.0], [0, 0, 0], 0.0
+    for at, kind, step in sorted(edges):
+        if active[0]:
+            lengths[0 if active[1] else 1 if active[2] else 2] += at - last
+        active[kind] += step
+        last = at
+    return lengths[0], lengths[1], lengths[2]
 
 
 # Cache contents
 
 
-def by_folder(cached: Iterable[tuple[str, int]], most: int = 8) -> list[tuple[str, int]]:
-    """Return (folder, bytes) pairs, largest first, from (path, bytes) pairs.
+def by_folder(held: Iterable[CachedPath], most: int = 8) -> list[tuple[str, list[CachedPath]]]:
+    """Return what is cached by folder, as pairs of folder and contents, the largest first.
 
     Paths are grouped by the deepest folder level with at most `most` folders. If even the top level has more, the last
     pair sums up the others.
     """
-    pairs = [(path.split("/")[:-1] or [path], n) for path, n in cached]
-    deepest = max((len(folders) for folders, _ in pairs), default=0)
-    best: dict[str, int] = {}
-    for depth in range(1, deepest + 1):
-        sums: dict[str, int] = defaultdict(int)
-        for folders, n in pairs:
-            sums["/".join(folders[:depth])] += n
-        if best and len(sums) > most:
+    named = [(each.path.split("/")[:-1] or [each.path], each) for each in held]
+    best: dict[str, list[CachedPath]] = {}
+    for depth in range(1, max((len(folders) for folders, _ in named), default=0) + 1):
+        found = defaultdict(list)
+        for folders, each in named:
+            found["/".join(folders[:depth])].append(each)
+        if best and len(found) > most:
             break
-        best = sums
-    found = sorted(best.items(), key=lambda each: (-each[1], each[0]))
-    rest = found[most - 1 :] if len(found) > most else []
-    return [*found[: most - 1], (f"{len(rest):,} others", sum(n for _, n in rest))] if rest else found
+        best = found
+    pairs = sorted(best.items(), key=lambda pair: (-size_of(pair[1]), pair[0]))
+    rest = pairs[most - 1 :] if len(pairs) > most else []
+    others = (f"{len(rest):,} others", [each for _, some in rest for each in some])
+    return [*pairs[: most - 1], others] if rest else pairs
+
+
+def size_of(held: Iterable[CachedPath]) -> int:
+    """Return how many bytes are cached."""
+    return sum(each.size for each in held)

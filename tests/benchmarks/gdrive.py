@@ -9,7 +9,7 @@ import fsspec
 from gdrive_fsspec.core import GoogleDriveFileSystem
 from googleapiclient import discovery
 
-from cachedfs.demo.session import Redirected
+from cachedfs.demo.jobs import Redirected
 from tests.benchmarks.stubborn import Stubborn
 
 

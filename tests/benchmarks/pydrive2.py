@@ -7,7 +7,7 @@ from typing import Any
 import fsspec
 import pydrive2.fs  # noqa: F401  (imported before the clock starts)
 
-from cachedfs.demo.session import open_by_pydrive2
+from cachedfs.demo.jobs import open_by_pydrive2
 from tests.benchmarks.services import SERVICES
 from tests.benchmarks.stubborn import Stubborn
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import fsspec
 
-from cachedfs.demo.session import stubborn
+from cachedfs.demo.jobs import stubborn
 
 __all__ = ["Stubborn"]
 

@@ -68,14 +68,14 @@ def measure_waits(run: Run) -> dict[str, Any]:
     if engines is None or not engines._engines:  # a peer has no event log
         return measure(run)
     import cachedfs
-    from cachedfs.report import event_reader
+    from cachedfs.report.event_reader import read
     from cachedfs.report.summary import merged
 
     with tempfile.TemporaryDirectory() as folder:
         cachedfs.log_events(folder)
         answer = measure(run)
         cachedfs.log_events(None)
-        waits = merged((wait.at, wait.at + wait.took_s) for wait in event_reader.read(folder).waits)
+        waits = merged((wait.at, wait.at + wait.took_s) for wait in read(folder).waits)
     return {**answer, "waited": sum(stop - start for start, stop in waits) / answer["seconds"]}
 
 

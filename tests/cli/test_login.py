@@ -13,12 +13,12 @@ from unittest import mock
 import fsspec
 import pytest
 
-from cachedfs.cli import login
+from cachedfs.cli import arguments, login
 from cachedfs.errors import AccessDenied
 from cachedfs.origins import drive
 from cachedfs.origins.drive import accounts, browser_login
 from cachedfs.sim import DriveServer, Fault
-from tests.cli.test_cli import in_terminal, run
+from tests.cli.helpers import in_terminal, run
 from tests.origins.drive.certificates import private_key
 from tests.sim.browser import allow, opening
 
@@ -56,6 +56,9 @@ def answering(*answers):
     """Answer the questions of a sign-in at a terminal; yield what was shown. A callable gets the address to open."""
     left, shown = list(answers), []
 
+    def say(line, err=False):
+        shown.append(line)
+
     def reply(question, **options):
         answer = left.pop(0)
         return (
@@ -64,7 +67,8 @@ def answering(*answers):
 
     with (
         mock.patch.object(login, "is_terminal", return_value=True),
-        mock.patch.object(login, "say", side_effect=lambda line, err=False: shown.append(line)),
+        mock.patch.object(login, "say", side_effect=say),
+        mock.patch.object(arguments, "say", side_effect=say),
         mock.patch.object(login.typer, "prompt", side_effect=reply),
     ):
         yield shown

@@ -19,7 +19,7 @@ import fsspec
 import pytest
 
 from cachedfs.sim import DriveServer
-from tests.cli.test_cli import run
+from tests.cli.helpers import run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.works, pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")]

@@ -102,7 +102,7 @@ def test_columns_decide_on_coordinates_too(tmp_path):
     assert {name for name, _ in zarr.open_group(target, mode="r").arrays()} == {"t", "lat"}
     assert packed.notes == [
         "shared by all samples: lat",
-        "left out, as columns= does not name it: /time",
+        "left out, as columns= does not name it: time",
     ]
     expected, found = both(source, target)
     del expected["/"]["t"].encoding["coordinates"]
@@ -139,7 +139,7 @@ def test_what_zarr_cannot_keep_is_named(tmp_path):
         [
             *(f"attribute {name!r} of {of!r} is left out: Zarr cannot hold its value" for of, name in lost),
             "attribute '_FillValue' of 'x' is left out: Zarr cannot hold its value",
-            "'x': xarray decodes it as float64: Zarr keeps no type of scale_factor, here float32",
+            "'x': xarray decodes it as float64, as Zarr keeps no types of attributes (scale_factor float32)",
             "'letter' of bytes is packed as text",
             "left out: 'record' of type [('a', '<i4')] and shape () cannot be packed; leave it out: columns=[...]",
             "shared by all samples: letter",
@@ -148,9 +148,31 @@ def test_what_zarr_cannot_keep_is_named(tmp_path):
 
 
 def test_characters_are_texts(tmp_path):
-    (tmp_path / "x.h5").write_bytes(packs.hdf5(stamp=np.array([list("ab"), ["c", ""]], "S1"), x=[1, 2]))
-    pack(str(tmp_path / "x.h5"), str(tmp_path / "x.zarr"))
-    assert [each.tobytes() for each in packs.stored(str(tmp_path / "x.zarr"), "stamp")] == [b"ab", b"c"]
+    words = np.array([list("ab"), ["c", ""]], "S1")
+    (tmp_path / "x.h5").write_bytes(packs.hdf5(word=words, words=words.reshape(2, 1, 2), x=[1, 2]))
+    packed = pack(str(tmp_path / "x.h5"), str(tmp_path / "x.zarr"))
+    assert [each.tobytes() for each in packs.stored(str(tmp_path / "x.zarr"), "word")] == [b"ab", b"c"]
+    assert zarr.open_group(tmp_path / "x.zarr", mode="r")["words"][:].tobytes() == b"abc\0"
+    assert packed.notes == ["'words' of characters is packed as uint8"]
+
+
+def test_the_largest_dataset_decides_on_the_samples(tmp_path):
+    """As in files of satellites: an image, and bounds of its times along a dimension of their own."""
+
+    def write(file):
+        file.dimensions = {"y": 3, "x": 2, "bound": 2}
+        file.create_variable("image", ("y", "x"), "u1", data=np.arange(6).reshape(3, 2))
+        file.create_variable("bounds", ("bound",), "f8", data=np.array([7.0, 8.0]))
+        file.create_variable("name", ("y",), h5py.string_dtype())[...] = np.array(["a", "", "c"], object)
+
+    source, target = written(tmp_path / "x.nc", write), str(tmp_path / "x.zarr")
+    assert pack(source, target).notes == ["shared by all samples: bounds"]
+    expected, found = (
+        each["/"].drop_vars(["name", "name_offsets"], errors="ignore") for each in both(source, target)
+    )
+    assert found.identical(expected)
+    assert ZarrDataset(target, named=True)[2]["name"] == "c"
+    assert ZarrDataset(target).arrays == ("image", "name")
 
 
 # Several files.

@@ -21,7 +21,8 @@ from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.common import event_log
 from cachedfs.filesystem import CachedGCSFileSystem
 from cachedfs.origins.retry import RetryPolicy
-from cachedfs.report import read, summary_of
+from cachedfs.report.event_reader import read
+from cachedfs.report.summary import summary_of
 from cachedfs.sim import Fault
 from tests.support import ROOT, MiB, forget, noise, until
 

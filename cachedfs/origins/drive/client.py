@@ -113,11 +113,15 @@ class DriveAccount:
         self.is_public = auth.is_missing
         session = aiohttp.ClientSession(connector=new_connector(ssl=tls), proxy=proxy)
 
+        def judge(request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
+            who = {"account": f"the account that signs in ({auth.name})", "remedy": auth.remedy}
+            return failures.failure(request, status, headers, body, **who, for_scope=auth.for_scope)
+
         def client_of(slots: RequestSlots, policy: RetryPolicy) -> HTTPClient:
             return HTTPClient(
                 session,
                 auth,
-                partial(_judge, auth),
+                judge,
                 slots=slots,
                 on_request=self._on_request,
                 policy=self.policy,
@@ -588,11 +592,3 @@ def _signed_in(
 def key_of(info: ObjectInfo) -> dict[str, str]:
     """Return the headers that open a link-shared item."""
     return api.key_headers(info.id, info.details.get("resourceKey"))
-
-
-def _judge(
-    auth: DriveAuth, request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes
-) -> Exception:
-    who = f"the account that signs in ({auth.name})"
-    remedies = {"remedy": auth.remedy, "for_scope": auth.for_scope}
-    return failures.failure(request, status, headers, body, account=who, **remedies)

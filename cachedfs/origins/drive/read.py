@@ -124,10 +124,6 @@ class DriveMediaRead(ResumableRead):
                 self._stated, self._holds = StatedChecksum("md5", info.details["md5Checksum"]), True
         self._is_chosen = True
 
-    async def _request(self, span: Range) -> HTTPRequest:
-        revision = self.info.details["headRevisionId"] if self._by == "revision" else ""
-        return await self.account.media(self.info, self.path, span, revision)
-
     async def _export(self, mime: str) -> None:
         """Hold the whole export of a document: an export has no ranges, and no size before its end."""
         request = await self.account.export(self.info, self.path, mime)
@@ -163,7 +159,8 @@ class DriveMediaRead(ResumableRead):
 
         Google accepts no acknowledgement for any other file.
         """
-        request = await self._request(span)
+        revision = self.info.details["headRevisionId"] if self._by == "revision" else ""
+        request = await self.account.media(self.info, self.path, span, revision)
         try:
             await self._send(request, span)
         except failures.DriveAbusiveFile as error:

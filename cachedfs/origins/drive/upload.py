@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,28 +22,21 @@ class UploadMismatch(Exception):
         self.item = item
 
 
+@dataclasses.dataclass(eq=False)
 class Upload(GoogleUpload[dict[str, Any]]):
     """One write of `content` at `path`: a new item that `resource` describes, or the item whose id is `into`."""
 
     has_one_host = True
     most_at_once = 5 << 20
 
-    def __init__(
-        self,
-        account: DriveAccount,
-        path: str,
-        content: UploadContent,
-        resource: Mapping[str, Any],
-        into: str | None = None,
-    ) -> None:
-        self.account, self.path, self.content, self.resource, self.into = (
-            account,
-            path,
-            content,
-            resource,
-            into,
-        )
-        self.base, self.policy = account.base, account.policy
+    account: DriveAccount
+    path: str
+    content: UploadContent
+    resource: Mapping[str, Any]
+    into: str | None = None
+
+    def __post_init__(self) -> None:
+        self.base, self.policy = self.account.base, self.account.policy
 
     async def run(self) -> dict[str, Any]:
         """Return the item after the upload; raise UploadMismatch if Drive's checksum of the received bytes differs.

@@ -102,7 +102,7 @@ def head_of(
     if (headers.get("Content-Range"), length, encoding) != (part, str(stop - start), stored_encoding):
         span, size = _span_of(status, headers, want)  # other forms, and answers of others
         start, stop = span.start, span.stop
-    details: dict[str, Any] = {name: headers[at] for name, at in _HEADERS if at in headers}
+    details: dict[str, Any] = {name: text for name, at in _HEADERS if (text := headers.get(at)) is not None}
     hashes = _HASH.findall(",".join(headers.getall("x-goog-hash", ())))
     details |= {"md5Hash" if kind == "md5" else kind: value for kind, value in hashes}
     if details.get("contentEncoding") == "identity":

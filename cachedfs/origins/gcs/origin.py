@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import Any, BinaryIO
 
 from cachedfs.common.optional_imports import importing
-from cachedfs.common.types import ANY_VERSION, AnyVersion, ObjectInfo, Range, Suffix
+from cachedfs.common.types import AnyVersion, ObjectInfo, Range, Suffix
 from cachedfs.errors import AccessDenied, IsAFolder, NoSuchBucket, ObjectNotFound
 from cachedfs.origins.fsspec_origin import FsspecOrigin, jsonable
 from cachedfs.origins.gcs import api
@@ -132,7 +132,17 @@ class GCSOrigin(FsspecOrigin):
             path = api.object_path(path)
         if "/" not in path:
             raise IsAFolder(f"gs://{path}: this is a bucket; list it, or read an object in it")
-        return GCSMediaRead(f"gs://{path}", path, want, pinned, self._policy, origin=self)
+        connected, connect = self._connection, self.connection
+        return GCSMediaRead(
+            f"gs://{path}",
+            path,
+            want,
+            pinned,
+            self._policy,
+            origin=self,
+            connected=connected,
+            connect=connect,
+        )
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
@@ -175,15 +185,8 @@ class GCSOrigin(FsspecOrigin):
         """
         path = api.object_path(path)
         with mapped(f"gs://{path}", "writing it"):
-            upload = ObjectUpload(
-                await self.connection(),
-                path,
-                UploadContent(file),
-                replaces=None if replaces is ANY_VERSION else replaces,
-                anything=replaces is ANY_VERSION,
-                mtime_ns=mtime_ns,
-            )
-            return await upload.run()
+            content, connection = UploadContent(file), await self.connection()
+            return await ObjectUpload(connection, path, content, replaces, mtime_ns).run()
 
 
 async def _new_session(inner: Any) -> Any:

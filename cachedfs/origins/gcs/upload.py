@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from cachedfs.common.checksums import google_checksum
 from cachedfs.common.kept_mtime import mtime_metadata
-from cachedfs.common.types import ObjectInfo
+from cachedfs.common.types import AnyVersion, ObjectInfo
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound
 from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.connection import GCSConnection
@@ -43,16 +43,14 @@ class _UnmetCondition(Exception):
 
 
 class ObjectUpload(GoogleUpload[ObjectInfo]):
-    """One write of `content` at `path`, over the version `replaces` (None: no object); `anything`: over any version."""
+    """One write of `content` at `path`, over the version `replaces` (None: no object)."""
 
     def __init__(
         self,
         connection: GCSConnection,
         path: str,
         content: UploadContent,
-        *,
-        replaces: ObjectInfo | None,
-        anything: bool,
+        replaces: ObjectInfo | AnyVersion | None,
         mtime_ns: int | None,
     ) -> None:
         self._connection, self._path, self.content = connection, path, content
@@ -62,12 +60,12 @@ class ObjectUpload(GoogleUpload[ObjectInfo]):
             raise ValueError(f"gs://{path}: a generation cannot be written to; leave it out of the path")
         if not self._key:
             raise ValueError(f"gs://{path}: this is a bucket; write to an object in it")
-        self._replaces = replaces
-        self._condition: str | None = None if anything else "0"
-        if replaces is not None:
-            if not (replaces.fingerprint or "").isdigit():
-                raise ValueError(f"gs://{path}: {replaces.fingerprint!r} is no generation")
-            self._condition = replaces.fingerprint
+        self._replaces = replaces if isinstance(replaces, ObjectInfo) else None
+        self._condition = "0" if replaces is None else None
+        if self._replaces is not None:
+            self._condition = self._replaces.fingerprint or ""
+            if not self._condition.isdigit():
+                raise ValueError(f"gs://{path}: {self._replaces.fingerprint!r} is no generation")
         mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
         self._resource: dict[str, Any] = {"name": self._key, "contentType": mime}
         if metadata := mtime_metadata(mtime_ns):

@@ -40,10 +40,12 @@ def attributes_of(name: str, of: Any, field: Field | None, notes: list[str]) -> 
             OSError,
         ):  # h5py raises any of them for types that it lacks
             notes.append(f"attribute {each!r} of {name or '/'!r} is left out: Zarr cannot hold its value")
-        if field and each in SCALES and each in found and (dtype := np.asarray(value).dtype) != "f8":
-            notes.append(
-                f"{name!r}: xarray decodes it as float64: Zarr keeps no type of {each}, here {dtype}"
-            )
+    narrow = [each for each in SCALES if field and each in found and np.asarray(of.attrs[each]).dtype != "f8"]
+    if narrow:
+        types = " and ".join(f"{each} {np.asarray(of.attrs[each]).dtype}" for each in narrow)
+        notes.append(
+            f"{name!r}: xarray decodes it as float64, as Zarr keeps no types of attributes ({types})"
+        )
     if enum := h5py.check_enum_dtype(of.dtype) if field else None:
         meanings = " ".join(sorted(enum, key=enum.__getitem__))
         found = {"flag_values": sorted(enum.values()), "flag_meanings": meanings} | found

@@ -63,7 +63,7 @@ class HDF5Source(DecodedSource):
                 name: attributes_of(name, each, None, notes) for name, each in groups.items()
             }
             scales = {scale for name in rows for scale in dimensions_of(datasets[name]) if scale is not None}
-            if left_out := [each.name for each in scales - {*datasets.values()} if is_variable(each)]:
+            if left_out := [each.name[1:] for each in scales - {*datasets.values()} if is_variable(each)]:
                 notes.append(f"left out, as columns= does not name it: {', '.join(sorted(left_out))}")
             self.notes = notes
             self.fields = checked_fields([*fields, *(field for field, _ in self.shared)])[: len(fields)]
@@ -234,7 +234,8 @@ class _OpenFiles:
 
 def _with_rows(datasets: dict[str, Any]) -> list[str]:
     """Return the names of the datasets whose rows are samples."""
-    return with_samples({name: dimensions_of(data) for name, data in datasets.items()})
+    dimensions = {name: dimensions_of(data) for name, data in datasets.items()}
+    return with_samples(dimensions, {name: data.shape for name, data in datasets.items()})
 
 
 def _field(name: str, data: Any, notes: list[str], *, is_shared: bool = False) -> Field:
@@ -248,6 +249,9 @@ def _field(name: str, data: Any, notes: list[str], *, is_shared: bool = False) -
         raise ValueError(f"{name!r} {problem}, or leave it out: columns=[...]")
     if _is_number(data.dtype) and base is None:
         field = Field(name, native(data.dtype).name, data.shape if is_shared else data.shape[1:])
+    elif data.dtype == "S1" and data.ndim > 2:
+        field = Field(name, "uint8", data.shape if is_shared else data.shape[1:])
+        notes.append(f"{name!r} of characters is packed as uint8")
     elif is_shared and text is not None:
         field = Field(name, "str", data.shape)
         notes += [f"{name!r} of bytes is packed as text"] if data.dtype.kind == "S" else []
@@ -268,8 +272,10 @@ def _field(name: str, data: Any, notes: list[str], *, is_shared: bool = False) -
 
 def _shared_values(data: Any) -> Array:
     """Return all values of a dataset; texts as objects."""
-    is_text = h5py.check_string_dtype(data.dtype) is not None
-    return np.asarray(data.asstr()[()], object) if is_text else np.asarray(data[()], native(data.dtype))
+    if h5py.check_string_dtype(data.dtype) is not None and not (data.dtype == "S1" and data.ndim > 2):
+        return np.asarray(data.asstr()[()], object)
+    values = np.asarray(data[()], native(data.dtype))
+    return values.view("u1") if values.dtype == "S1" else values
 
 
 def _is_number(dtype: np.dtype[Any]) -> bool:
@@ -280,6 +286,7 @@ def _values(data: Any, field: Field, start: int, stop: int) -> tuple[Array, Arra
     """Return rows, or the elements of ragged rows and the number in each row."""
     rows = data[start:stop]
     if not field.is_ragged:
+        rows = rows.view("u1") if data.dtype == "S1" else rows
         return np.asarray(rows).astype(field.dtype, copy=False), np.empty(0, np.int64)
     if field.means:
         texts = [bytes(row).rstrip(b"\0") if rows.ndim == 2 else bytes(row) for row in rows]

@@ -320,11 +320,15 @@ def test_files_are_written_appended_to_and_created(fs, server, folder, root):
         assert server.count("upload") == 0
     with fs.open(f"{root}/new/a", "ab") as file:
         file.write(b" two")
+        with pytest.raises(io.UnsupportedOperation, match="at the end"):
+            file.seek(0)
     assert server.get(f"{folder}/new/a") == b"one two"
     with pytest.raises(FileExistsError):
         fs.open(f"{root}/new/a", "xb")
     with fs.open(f"{root}/new/b", "xb") as file:
-        file.write(b"new")
+        file.write(b"now!")
+        assert (file.seek(1), file.write(b"ew"), file.truncate()) == (1, 2, 3)
+        assert (file.seek(0), file.read()) == (0, b"new")
     with fs.open(f"{root}/new/text", "w", encoding="utf-8") as file:
         file.write("ä\n")
     with fs.open(f"{root}/new/c", "ab"):

@@ -6,8 +6,8 @@ import subprocess
 import pytest
 
 from cachedfs.cli import mount
-from cachedfs.cli.arguments import CommonOptions
 from cachedfs.cli.urls import locate
+from tests.cli.helpers import options as common
 
 
 @pytest.mark.parametrize("machine", ["cloud", "s3"])
@@ -16,7 +16,7 @@ def test_a_folder_that_will_be_written_needs_its_bucket_only(request, machine):
     machine.put("a", b"1")
 
     def check(url, **options):
-        mount.check_exists(locate(url, CommonOptions()), **options)
+        mount.check_exists(locate(url, common()), **options)
 
     url = f"{machine.protocol}://{machine.path('new')}"
     check(url, is_writable=True)
@@ -34,7 +34,7 @@ def test_a_folder_that_will_be_written_needs_its_bucket_only(request, machine):
 
 
 def test_a_folder_of_drive_that_will_be_written_may_be_missing(drive):
-    mount.check_exists(locate(f"drive://{drive.path('new/folder')}", CommonOptions()), is_writable=True)
+    mount.check_exists(locate(f"drive://{drive.path('new/folder')}", common()), is_writable=True)
 
 
 class Child:
@@ -56,9 +56,9 @@ class Child:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number):
-        self.signals.append(number)
-        if number not in self.ignored:
-            self.code = -number
+        if self.code is None:  # as Popen does it
+            self.signals.append(number)
+            self.code = None if number in self.ignored else -number
 
     def wait(self, timeout=None):
         if self.code is None:

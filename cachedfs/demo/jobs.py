@@ -1,0 +1,232 @@
+"""The jobs of the demo's readers, as a user would write them; they run in processes of their own.
+
+`open_*` takes a URL; `read_*` takes its result and returns the items it drew, in the order of the dataset, so that
+their digest does not depend on the order of reading.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import os
+import random
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+__all__ = [
+    "BATCH",
+    "JOBS",
+    "SHARD",
+    "Redirected",
+    "begin",
+    "digest",
+    "digits",
+    "drawn",
+    "open_url",
+    "read_opened",
+]
+
+BATCH = 128  # files in one call
+SHARD = 128  # images in a shard, about 14 MB
+TRIES = 3  # attempts of each PyDrive2 call
+
+
+def drawn(count: int, seed: int, part: int = 1) -> list[int]:
+    """Return 1/`part` of the numbers below `count`, but at least one, in random order."""
+    return random.Random(seed).sample(range(count), max(1, count // part))
+
+
+def digest(items: Iterable[Any]) -> str:
+    """Return the SHA-256 of all items, in order."""
+    total = hashlib.sha256()
+    for item in items:
+        total.update(item)
+    return total.hexdigest()
+
+
+def open_texts(url: str) -> tuple[Any, list[str]]:
+    """Return the filesystem and the paths of all files below `url`."""
+    import fsspec
+
+    fs, folder = fsspec.url_to_fs(url)
+    return fs, sorted(fs.find(folder))
+
+
+def read_texts(opened: tuple[Any, list[str]], seed: int) -> list[bytes]:
+    """Read all files in random order, in batches; return their names and contents."""
+    fs, names = opened
+    order = [names[index] for index in drawn(len(names), seed)]
+    found: dict[str, bytes] = {}
+    for start in range(0, len(order), BATCH):
+        found |= fs.cat(order[start : start + BATCH])
+    return [named(name, found[name]) for name in names]
+
+
+def open_by_pydrive2(url: str) -> tuple[Any, list[str]]:
+    """Return PyDrive2's filesystem and the paths of all files below `url`."""
+    from pydrive2.auth import GoogleAuth
+    from pydrive2.fs import GDriveFileSystem
+
+    auth = GoogleAuth(settings=dict(GoogleAuth.DEFAULT_SETTINGS))
+    auth.credentials = Redirected(os.environ["FSSPEC_DRIVE_ENDPOINT_URL"])
+    fs = GDriveFileSystem("root", google_auth=auth)
+    return fs, sorted(stubborn(fs.find, url.replace("drive://My Drive", "root", 1)))
+
+
+def read_by_pydrive2(opened: tuple[Any, list[str]], seed: int, part: int = 1) -> list[bytes]:
+    """Read 1/`part` of the files, one by one (PyDrive2 has no batch call); return names and contents."""
+    fs, names = opened
+    found = {index: stubborn(fs.cat_file, names[index]) for index in drawn(len(names), seed, part)}
+    return [named(names[index], found[index]) for index in sorted(found)]
+
+
+def named(path: str, content: bytes) -> bytes:
+    """Return the name and content of a file as one item."""
+    return path.rpartition("/")[2].encode() + content
+
+
+def stubborn(call: Callable[[str], Any], path: str) -> Any:
+    """Return `call(path)`, with up to `TRIES` attempts: PyDrive2 raises on HTTP 429, and a user would call it again."""
+    for _ in range(TRIES - 1):
+        with contextlib.suppress(OSError):
+            return call(path)
+    return call(path)
+
+
+class Redirected:
+    """Credentials for PyDrive2 that redirect its requests to the simulated server."""
+
+    access_token_expired, invalid, refresh_token = False, False, None
+
+    def __init__(self, endpoint_url: str) -> None:
+        self._endpoint_url = endpoint_url
+
+    def authorize(self, http: Any) -> Any:
+        """Patch an httplib2 object to send Google's requests to the simulated server; return it."""
+        ask = http.request
+
+        def request(uri: str, *args: Any, **options: Any) -> Any:
+            return ask(
+                re.sub(r"^https://[a-z.]+\.googleapis\.com", self._endpoint_url, uri), *args, **options
+            )
+
+        http.request = request
+        return http
+
+
+def open_by_xarray(url: str) -> Any:
+    """Return the images as a lazy xarray array."""
+    import xarray
+
+    return xarray.open_zarr(url, chunks=None, consolidated=False)["images"]
+
+
+def read_by_xarray(images: Any, seed: int) -> list[Any]:
+    """Read all images in one call, without a random order."""
+    return list(images.to_numpy())
+
+
+def open_by_zarr(url: str) -> Any:
+    """Return the images as a Zarr array."""
+    import zarr
+
+    return zarr.open_group(url, mode="r", zarr_format=3)["images"]
+
+
+def read_by_zarr(images: Any, seed: int, part: int = 1) -> list[Any]:
+    """Read 1/`part` of the images, one at a time in random order, as training does."""
+    found = {index: images[index] for index in drawn(images.shape[0], seed, part)}
+    return [found[index] for index in sorted(found)]
+
+
+def open_to_store(url: str) -> Any:
+    """Create an empty Zarr group and return it."""
+    import zarr
+
+    return zarr.open_group(url, mode="w")
+
+
+def store_digits(group: Any, side: int, count: int) -> list[Any]:
+    """Store the digits as a sharded Zarr v3 array: one image a chunk, about 14 MB a shard."""
+    images = digits(side, count)
+    array = group.create_array(
+        "images",
+        shape=images.shape,
+        dtype=images.dtype,
+        dimension_names=["image", "y", "x"],
+        chunks=(1, side, side),
+        shards=(SHARD, side, side),
+        chunk_key_encoding={"name": "default", "separator": "."},  # no folders: Drive creates 3 items/s
+        compressors=None,  # enlarged pixels would compress to nearly nothing
+    )
+    array[:] = images
+    return []
+
+
+def digits(side: int, count: int) -> Any:
+    """Return scikit-learn's handwritten digits, 8 x 8 pixels each, enlarged to `side` x `side` bytes."""
+    import numpy as np
+    from sklearn.datasets import load_digits
+
+    small = (load_digits().images[:count] * 15).astype(np.uint8)
+    return small.repeat(side // 8, axis=1).repeat(side // 8, axis=2)
+
+
+JOBS: dict[str, tuple[Callable[[str], Any], Callable[..., list[Any]]]] = {
+    "texts": (open_texts, read_texts),
+    "pydrive2": (open_by_pydrive2, read_by_pydrive2),
+    "xarray": (open_by_xarray, read_by_xarray),
+    "zarr": (open_by_zarr, read_by_zarr),
+    "store": (open_to_store, store_digits),
+}
+MODULES = {"texts": ["cachedfs.filesystem"], "pydrive2": ["pydrive2.fs"], "xarray": ["zarr", "xarray"]}
+MODULES |= {"zarr": ["zarr"], "store": ["zarr", "sklearn.datasets"]}  # imported before the time is taken
+
+
+# What the process of a reader does: `begin`, then `open_url` and `read_opened` in turn.
+
+
+def begin(job: str, settings: Mapping[str, str]) -> None:
+    """Prepare the process to run a job: `settings` are fsspec's, in place of the user's own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    for name in list(os.environ):
+        if name.startswith(("FSSPEC_", "GCSFS_", "STORAGE_EMULATOR_HOST")):
+            del os.environ[name]
+    os.environ.update(settings)
+    import fsspec
+
+    fsspec.config.conf.clear()
+    fsspec.config.set_conf_env(fsspec.config.conf)
+    for module in MODULES[job]:
+        importlib.import_module(module)
+
+
+_opened: Any = None  # the result of `open_url`
+_stats: Callable[[], Any] | None = None  # of the filesystem that reads it
+
+
+def open_url(job: str, url: str) -> float:
+    """Open a URL; return how long it took, in seconds."""
+    global _opened, _stats
+    import fsspec
+
+    _stats = getattr(fsspec.url_to_fs(url)[0], "stats", None)
+    started = time.perf_counter()
+    _opened = JOBS[job][0](url)
+    return time.perf_counter() - started
+
+
+def read_opened(job: str, options: Mapping[str, int]) -> tuple[float, int, str]:
+    """Make one pass; return how long it took, the hits, and the digest of the items."""
+    before = _stats().hits if _stats else 0
+    started = time.perf_counter()
+    items = JOBS[job][1](_opened, **options)
+    took_s = time.perf_counter() - started
+    if engines := sys.modules.get("cachedfs.core.engines"):
+        engines.drain_all()  # for the next process
+    return took_s, (_stats().hits - before if _stats else 0), digest(items)

@@ -1,0 +1,240 @@
+"""The command `doctor`."""
+
+import dataclasses
+import json
+import re
+
+import fsspec
+import pytest
+
+from cachedfs.cli.speed import Speeds, facts, read_at_once
+from cachedfs.cli.stats import is_too_small
+from cachedfs.common.types import Counted
+from cachedfs.mount.unsent import keep
+from cachedfs.report.analysis import RunFigures
+from tests.cli.helpers import json_of, run
+from tests.support import MiB, noise
+
+
+def test_doctor_finds_all_well(cloud):
+    cloud.put("key", noise(9 * MiB))
+    checks = {check["name"]: check for check in json_of("doctor", cloud.url("key", "gs://"))}
+    assert {check["state"] for check in checks.values()} <= {
+        "ok",
+        "warn",
+    }  # the disk under the tests may be slow
+    of_origin = ["access", "metadata", "first byte", "one request", "at once", "settings", "limit", "to set"]
+    assert list(checks)[-8:] == of_origin
+    assert str(cloud.cache_dir) in checks["cache directory"]["found"]
+    assert re.search(r"\b8\.4 MB in \d+ ms", checks["one request"]["found"])
+    assert "at a time" in checks["settings"]["found"]
+    assert json_of("stats")["blocks"] == 0, "past the cache"
+
+
+def test_doctor_looks_at_folders(cloud):
+    cloud.put("a/one", b"1")
+    checks = {check["name"]: check["found"] for check in json_of("doctor", cloud.url("a", "gs://"))}
+    assert "is a folder with 1 entry" in checks["access"]
+    assert checks["endpoint"] == cloud.server.endpoint_url.removeprefix("http://")
+    assert "fs.cat" in checks["settings"]
+
+
+def test_doctor_leaves_nothing_behind(cloud):
+    run("doctor")
+    left = [path.name for path in cloud.cache_dir.rglob("*") if path.is_file()]
+    assert set(left) <= {
+        "index.db",
+        "index.db-wal",
+        "index.db-shm",
+        "locks",
+        "access-records",
+        "change-counters",
+    }
+
+
+def test_doctor_names_the_files_of_a_mount_that_were_not_sent(cloud, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert "unsent files" not in {check["name"] for check in json_of("doctor")}
+    path = tmp_path / "file"
+    path.write_bytes(b"1" * 500)
+    for name in ("b/old", "b/new"):
+        with path.open("rb") as file:
+            keep(file, name)
+    checks = {check["name"]: check for check in json_of("doctor")}
+    check = checks["unsent files"]
+    assert (check["state"], check["found"][:22]) == ("warn", "2 files, 1.0 kB, writt")
+    assert check["found"].endswith("-b_new")
+    assert "Copy them" in check["advice"]
+
+
+def test_doctor_fails_with_the_real_error(cloud):
+    result = run("doctor", cloud.url("nothing", "gs://"), status=1)
+    assert re.search(r"^fail +access .*nothing", result.stdout, re.MULTILINE)
+    cloud.server.forbid(cloud.bucket)
+    checks = json.loads(run("doctor", "--json", cloud.url("key", "gs://"), status=1).stdout)
+    assert checks[-1]["state"] == "fail"
+    assert "anon" in checks[-1]["found"] + checks[-1]["advice"]
+
+
+def test_doctor_says_who_signs_in_at_drive_and_what_they_may_do(drive, tmp_path, monkeypatch):
+    drive.put("f/big.bin", noise(9 * MiB))
+    (item,) = drive.server.find(f"{drive.name}/f/big.bin")
+    drive.server.edit(item["id"], capabilities={"canEdit": False, "canTrash": False})
+    told = {check["name"]: check for check in json_of("doctor", drive.url("f/big.bin"))}
+    at = list(told).index("identity")
+    of_drive = [
+        "identity",
+        "account",
+        "access",
+        "rights",
+        "metadata",
+        "first byte",
+        "one request",
+        "at once",
+        "settings",
+        "limit",
+        "to set",
+    ]
+    assert list(told)[at:] == of_drive
+    assert told["identity"]["found"] == "anonymous"
+    assert told["account"]["found"] == "me@example.com; 0 bytes used of 16.1 GB"
+    assert told["rights"]["found"] == "this account may read"
+    assert "27 if its project" in told["settings"]["found"]
+    folder = {check["name"]: check["found"] for check in json_of("doctor", drive.url("f"))}
+    assert folder["rights"] == "this account may read, list, change, add to, remove"
+    for url in ("drive://", "drive://Shared with me", "drive://My Drive"):
+        assert {check["state"] for check in json_of("doctor", url)} <= {"ok", "warn"}
+
+
+def test_doctor_names_the_faster_keys_of_an_array_whose_chunks_are_in_folders(drive):
+    for key in ("zarr.json", "c/0/0", "c/0/1"):
+        drive.put(f"nested/{key}", b"x")
+    for key in ("zarr.json", "c/0", "c/1"):
+        drive.put(f"flat/{key}", b"x")
+    (chunks,) = (check for check in json_of("doctor", drive.url("nested")) if check["name"] == "chunks")
+    assert (chunks["state"], '"separator": "."' in chunks["advice"]) == ("warn", True)
+    assert "chunks" not in [check["name"] for check in json_of("doctor", drive.url("flat"))]
+
+
+@pytest.mark.parametrize(
+    ("scopes", "state", "found"),
+    [
+        (["drive"], "ok", "drive: reading and writing"),
+        (["cloud-platform", "drive.readonly"], "warn", "drive.readonly: reading; writes are refused"),
+        (["cloud-platform"], "fail", "none of Drive's (cloud-platform)"),
+    ],
+)
+def test_doctor_knows_what_a_sign_in_is_good_for(drive, tmp_path, scopes, state, found):
+    saved = {
+        "access_token": "ya29.x", "client_id": "me.apps", "client_secret": "SECRET", "refresh_token": "SECRET",
+        "token_expiry": None, "token_uri": f"{drive.server.endpoint_url}/token",
+        "scopes": [f"https://www.googleapis.com/auth/{scope}" for scope in scopes],
+    }  # fmt: skip
+    (tmp_path / "saved.json").write_text(json.dumps(saved))
+    result = run(
+        "doctor", "--json", "-o", f"token={tmp_path}/saved.json", drive.url(), status=state == "fail"
+    )
+    told = {check["name"]: check for check in json.loads(result.stdout)}
+    assert told["identity"]["found"].startswith("saved OAuth credentials of client me.apps")
+    assert (told["scopes"]["state"], told["scopes"]["found"]) == (state, found)
+    assert "SECRET" not in result.stdout
+
+
+def test_doctor_says_why_there_is_no_way_to_drive(drive, monkeypatch, tmp_path):
+    import fsspec.config
+
+    drive.server.require_token("another")
+    (failed,) = [check for check in failing("-o", "token=ya29.old", drive.url()) if check["name"] == "access"]
+    assert "it has expired or was revoked: pass a new one" in failed["found"]
+    drive.server.require_no_token()
+    monkeypatch.setitem(fsspec.config.conf, "drive", {"endpoint_url": drive.server.endpoint_url})
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "HOME"):
+        monkeypatch.setenv(name, "" if name.startswith("GOOGLE") else str(tmp_path))
+    monkeypatch.setattr("google.auth.compute_engine._metadata._NO_GCE_CHECK", True)
+    (failed,) = failing(drive.url())
+    assert "auth.authenticate_user()" in failed["found"]
+    (failed,) = failing("-o", "token=anon", "-o", "endpoint_url=http://127.0.0.1:9", drive.url())
+    assert "Connect call failed" in failed["found"]
+
+
+def failing(*arguments):
+    """Return the checks of a doctor that are not well."""
+    checks = json.loads(run("doctor", "--json", *arguments, status=1).stdout)
+    return [check for check in checks if check["state"] == "fail"]
+
+
+def test_doctor_names_what_is_wrong_with_the_cache(tmp_path):
+    (tmp_path / "file").touch()
+    result = run("doctor", "--cache-dir", str(tmp_path / "file" / "x"), status=1)
+    assert re.search(r"^fail +cache directory", result.stdout, re.MULTILINE)
+    result = run("doctor", "-o", "cache_size=1000", status=1)
+    assert re.search(r"^fail +room", result.stdout, re.MULTILINE)
+
+
+def test_doctor_sees_a_misspelt_configuration(monkeypatch):
+    import fsspec.config
+
+    monkeypatch.setitem(fsspec.config.conf, "cachedfs", {"cache_sise": 1})
+    result = run("doctor", status=1)
+    assert "did you mean 'cache_size'?" in result.stdout
+
+
+def test_doctor_says_how_fast_reads_can_be():
+    run = RunFigures(elapsed_s=1.0, latency_s=0.05, n_at_once=16, bytes_per_s=150e6, n_to_fill=3)
+    one_by_one = (
+        "Small objects one by one: 20 a second; as a list by fs.cat, 16 in flight: up to 320 a second."
+    )
+    known = f"{one_by_one} The link gives 150.0 MB/s; 3 requests at a time fill it."
+    assert facts(run, 50e6) == known
+    run = dataclasses.replace(run, size=4 * 10**9, held=0.25, n_files=9)
+    share = "Of 4.0 GB here the cache holds 25.0 %: that share of each further epoch is hits."
+    assert facts(run, 50e6) == f"{known} {share}"
+    needed = "3 requests at a time would fill a link of 1 Gbit/s, 30 one of 10."
+    assert facts(dataclasses.replace(run, n_to_fill=None, held=None), 50e6) == f"{one_by_one} {needed}"
+
+
+@pytest.mark.parametrize(("all_per_s", "n"), [(150e6, 3), (50e6, 1), (320e6, 7), (390e6, None)])
+def test_what_fills_the_link_is_known_only_if_more_requests_are_no_faster(all_per_s, n):
+    speeds = Speeds(0.05, size=50, whole_s=1e-6, n=8, at_once=int(all_per_s), took_s=1.0)
+    assert speeds.n_to_fill == n
+    assert speeds._replace(at_once=0, took_s=0.0).n_to_fill is None, "too small to tell"
+
+
+def test_a_full_cache_that_evicts_what_comes_is_too_small():
+    counted = Counted(hits=10, misses=100, requests=100, evictions=90, since=1.0)
+    assert is_too_small(counted, 95, 100)
+    assert not is_too_small(counted, 10, 100), "evicted by somebody's command"
+    assert not is_too_small(counted._replace(evictions=10), 95, 100)
+
+
+def test_doctor_measures_the_link_and_says_what_to_set(cloud, tmp_path):
+    for i in range(3):
+        cloud.put(f"d/{i}", noise(7 * MiB, i))
+    checks = {check["name"]: check["found"] for check in json_of("doctor", cloud.url("d", "gs://"))}
+    assert re.match(r"8 requests, .* in \d+ ms: ", checks["at once"])
+    assert "Of 22.0 MB here the cache holds 100.0 %" in checks["settings"]
+    limit = r"(The link|Waiting for answers) limits: reading all of it takes about |not known: more requests"
+    assert re.match(limit, checks["limit"])
+    assert checks["use"] == "no block was read yet"
+    tight = {
+        check["name"]: check["found"]
+        for check in json_of(
+            "doctor",
+            "--cache-dir",
+            str(tmp_path / "other"),
+            "-o",
+            "cache_size=16MiB",
+            "-o",
+            "keep_free=0",
+            cloud.url("d", "gs://"),
+        )
+    }
+    assert re.search(r'cache_size="1GB"|larger disk', tight["to set"])
+
+
+def test_doctor_reads_parts_of_an_object_on_s3(s3):
+    s3.put("k", noise(1000))
+    fs = fsspec.filesystem("cachedfs", target_protocol="s3")
+    read_at_once(fs.origin_fs, s3.path("k"), n=2, size=400, of=1000)
+    asked = [each.headers["range"] for each in s3.server.requests if each.kind == "media"]
+    assert sorted(asked) == ["bytes=0-399", "bytes=400-799"]

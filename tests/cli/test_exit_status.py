@@ -1,0 +1,120 @@
+"""Errors, interrupts and closed pipes: one line, and an exit status."""
+
+import functools
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from cachedfs.cli import reading
+from cachedfs.cli.app import app
+from cachedfs.origins.retry import RetryPolicy
+from cachedfs.sim import Fault
+from tests.cli.helpers import interrupted, run
+from tests.support import MiB, noise
+
+
+@pytest.mark.parametrize("command", ["ls", "cat", "get"])
+def test_a_missing_object_is_one_line(cloud, command, tmp_path):
+    target = [str(tmp_path / "x")] if command == "get" else []
+    result = run(command, cloud.url("nothing", "gs://"), *target, status=1)
+    assert result.stdout == ""
+    assert re.fullmatch(r"cachedfs: .*nothing: no such object.*\n", result.stderr)
+
+
+@pytest.mark.parametrize("command", ["ls", "cat", "pin", "verify"])
+def test_where_one_of_several_urls_names_nothing_the_others_are_done(cloud, command):
+    for name in ("a", "c"):
+        cloud.put(name, b"of " + name.encode())
+    urls = [cloud.url(name, "gs://") for name in ("a", "b", "c", "d*")]
+    alone = [run(command, urls[at]).stdout for at in (0, 2)]
+    result = run(command, *urls, status=1)
+    assert result.stdout == "".join(alone) != ""
+    told = result.stderr.splitlines()
+    assert [urls[1] in told[0], urls[3] in told[1], len(told)] == [True, True, 2]
+    if command != "cat":
+        result = run(command, "--json", *urls, status=1)
+        assert [each["url"] for each in json.loads(result.stdout)] == [urls[0], urls[2]]
+        assert [json.loads(line)["error"]["url"] for line in result.stderr.splitlines()] == [urls[1], urls[3]]
+
+
+def test_errors_as_json(cloud):
+    result = run("cat", "--json", cloud.url("nothing", "gs://"), status=1)
+    error = json.loads(result.stderr)["error"]
+    assert result.stdout == ""
+    assert (error["type"], error["url"]) == ("ObjectNotFound", cloud.url("nothing", "gs://"))
+    assert "no such object" in error["message"]
+
+
+def test_no_traceback_unless_debug(cloud):
+    url = cloud.url("nothing", "gs://")
+    assert len(run("cat", url, status=1).stderr.splitlines()) == 1
+    told = CliRunner().invoke(app, ["cat", "--debug", url]).stderr
+    assert "Traceback (most recent call last)" in told
+    assert told.splitlines()[-1].startswith("cachedfs: ")
+
+
+def test_what_nobody_expected_asks_for_a_report(monkeypatch):
+    def broken(*arguments, **options):
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(reading, "entries_of", broken)
+    result = run("ls", ".", status=1)
+    assert result.stderr == (
+        "cachedfs: unexpected RuntimeError: boom (run with --debug for the traceback; please report)\n"
+    )
+
+
+def test_an_interrupt_is_130(monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reading, "entries_of", interrupted)
+    assert run("ls", ".", status=130).output == ""
+
+
+def test_ctrl_c_while_drive_does_not_answer(drive, monkeypatch):
+    drive.server.fail(Fault(kind="list", stall_s=3600, times=100))
+    monkeypatch.setattr(
+        "cachedfs.origins.drive.client.RetryPolicy", functools.partial(RetryPolicy, stall_s=3600.0)
+    )
+    assert interrupted(lambda: drive.server.count(kind="list"), "ls", drive.url()) == ""
+
+
+@pytest.mark.parametrize(("command", "kind"), [("doctor", "media"), ("pin", "list")])
+def test_ctrl_c_while_the_cloud_does_not_answer(cloud, command, kind):
+    cloud.put("d/a", noise(2 * MiB))
+    cloud.server.fail(Fault(kind=kind, stall_s=3600, times=None))
+    assert interrupted(lambda: cloud.server.count(kind=kind), command, cloud.url("d", "gs://")) == ""
+
+
+@pytest.mark.parametrize("line", ["stats", "cat"])
+def test_with_its_output_closed_a_command_does_its_work(cloud, line):
+    cloud.put("key", b"data")
+    url = "" if line == "stats" else cloud.url("key", "gs://")
+    command = f'"{sys.executable}" -m cachedfs {line} {url} >&-'
+    done = subprocess.run(
+        command, shell=True, env=cloud._environment(), stderr=subprocess.PIPE, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert "unexpected" not in done.stderr
+
+
+@pytest.mark.parametrize("package", ["typer", "rich"])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "from cachedfs.cli import main; main()",  # the script
+        "import runpy; runpy.run_module('cachedfs', run_name='__main__')",
+    ],
+)
+def test_without_its_packages_it_says_what_to_install(cloud, package, entry):
+    code = f"import sys; sys.modules[{package!r}] = None; {entry}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=cloud._environment(), capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 1
+    assert done.stderr == 'The command line needs typer and rich: pip install "cachedfs[cli]"\n'

@@ -1,0 +1,105 @@
+"""The command `pack`."""
+
+import errno
+import io
+import os
+import re
+
+import pytest
+
+from cachedfs.cli.output import message_of
+from cachedfs.sim import Fault
+from tests.cli.helpers import interrupted, json_of, run
+from tests.support import MiB, noise
+
+
+def test_pack_says_what_it_chose_and_makes_a_store(cloud, tmp_path):
+    zarr = pytest.importorskip("zarr")
+    for i in range(20):
+        cloud.put(f"texts/{i}.txt", b"text %d" % i)
+    target = cloud.url("texts.zarr", "gs://")
+    result = run("pack", cloud.url("texts", "gs://"), target)
+    assert result.stdout == ""
+    chosen, others, done = result.stderr.splitlines()
+    assert others == "names, data_offsets, names_offsets: little beside the samples; zstd"
+    assert chosen.startswith("data: uint8, chunks 262,144, shards 67,108,864 (")
+    assert (
+        "; none (kept as it is" in chosen or "; zstd (samples are" in chosen or "; lz4 (samples are" in chosen
+    )
+    assert done.startswith("20 samples, 130 B of files, in 4 objects of ")
+    assert done.endswith("verified: 4 objects by the origin's checksum, 0 read back")
+    group = zarr.open_group(cloud.url("texts.zarr"), mode="r")
+    assert group["data"][:].tobytes().startswith(b"text 0text 1text 2")
+    again = run("pack", cloud.url("texts", "gs://"), target, status=1).stderr
+    assert "there is a Zarr store here already; overwrite=True" in again
+    found = json_of("pack", cloud.url("texts", "gs://"), target, "--overwrite", "--codec", "zstd")
+    assert (found["samples"], found["kind"], found["shapes"]["data_offsets"]) == (20, "files", [21])
+
+
+def test_pack_prints_the_files_that_are_left_out(cloud, tmp_path):
+    sink = io.BytesIO()
+    pytest.importorskip("PIL.Image").new("L", (2, 2)).save(sink, "png")
+    cloud.put("src/0.png", sink.getvalue())
+    cloud.put("src/1.png", b"no image")
+    arguments = ("pack", "--decode", "image", cloud.url("src", "gs://"), str(tmp_path / "out.zarr"))
+    assert "--on-error skip" in run(*arguments, status=1).stderr
+    lines = run(*arguments, "--on-error", "skip").stderr.splitlines()
+    assert re.match(r"left out: .*1\.png: Pillow cannot decode the image", lines[-2])
+    assert "; 1 file left out;" in lines[-1]
+
+
+def test_pack_of_columns_into_a_local_store(cloud, tmp_path):
+    zarr = pytest.importorskip("zarr")
+    cloud.put("x.csv", b"a,b,c\n1,x,2\n3,y,4\n")
+    target = tmp_path / "out.zarr"
+    run("pack", "--column", "a=float32", "--column", "b", cloud.url("x.csv", "gs://"), str(target))
+    group = zarr.open_group(str(target), mode="r")
+    assert sorted(group) == ["a", "b", "b_offsets"]
+    assert group["a"].dtype == "float32"
+    wrong = run("pack", "--column", "d", cloud.url("x.csv", "gs://"), str(target), status=1)
+    assert "columns ['d'] do not exist; there are ['a', 'b', 'c']" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--codec foo",
+        "--kind foo",
+        "--decode foo",
+        "--chunk-bytes foo",
+        "--shard-bytes 0",
+        "--workers 0",
+        "--on-error foo",
+    ],
+)
+def test_an_option_of_pack_that_cannot_be_is_wrong_usage(option, cloud, tmp_path):
+    name, value = option.split()
+    err = run("pack", name, value, cloud.url("d", "gs://"), str(tmp_path / "x.zarr"), status=2).stderr
+    assert name in err
+    assert cloud.asked() == []
+
+
+def test_a_full_disk_is_named_by_what_is_written():
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write says it: of no file
+    assert message_of(full, "x.zarr") == "x.zarr: No space left on device"
+
+
+def test_pack_on_a_cluster_that_is_not_there(cloud, tmp_path, monkeypatch):
+    distributed = pytest.importorskip("distributed")
+    client = distributed.Client
+    monkeypatch.setattr(distributed, "Client", lambda address, timeout: client(address, timeout=0.01))
+    cloud.put("d/x", b"1")
+    arguments = ["pack", "--dask", "tcp://127.0.0.1:1", cloud.url("d", "gs://"), str(tmp_path / "out.zarr")]
+    assert "127.0.0.1:1" in run(*arguments, status=1).stderr
+
+
+def test_pack_interrupted_goes_on(cloud, tmp_path):
+    for i in range(4):
+        cloud.put(f"d/{i}", noise(MiB, seed=i))
+    arguments = ["pack", "--shard-bytes", "1MiB", cloud.url("d", "gs://"), str(tmp_path / "out.zarr")]
+    plan = tmp_path / "out.zarr/.cachedfs-pack/plan.json"
+    cloud.server.fail(Fault(kind="media", key="d/3", nth=2, times=None, stall_s=3600))
+    assert "Traceback" not in interrupted(plan.exists, *arguments)
+    cloud.server.heal()
+    assert "4 samples, 4.19 MB of files" in run(*arguments).stderr
+    assert not plan.parent.exists()
