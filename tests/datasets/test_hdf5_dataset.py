@@ -22,7 +22,7 @@ from cachedfs.datasets.hdf5_dataset import HDF5Dataset  # noqa: E402
 from cachedfs.errors import ObjectChanged, ObjectNotFound  # noqa: E402
 from cachedfs.filesystem import CachedFileSystem  # noqa: E402
 from tests.datasets import virtual  # noqa: E402
-from tests.support import MiB, forget  # noqa: E402
+from tests.support import KiB, MiB, forget  # noqa: E402
 
 N = 203
 IMAGES = np.random.default_rng(0).integers(0, 255, (N, 8, 6), dtype="u1")
