@@ -202,6 +202,11 @@ class ZarrDataset(Samples):
             {name: dimensions.get(name) or [None] * len(each.shape) for name, each in found.items()},
             {name: each.shape for name, each in found.items()},
         )
+        # The dimension of ragged samples has no name: theirs is the length of what is not shared.
+        lengths = {len(one) for one in self._ragged.values()}
+        rows = [
+            name for name in rows if not (lengths and dimensions.get(name)) or found[name].shape[0] in lengths
+        ]
         shared = [name for name in found if rows and name not in rows]
         if shared:
             logger.info("%s: left out %s, which all samples share", self.url, ", ".join(shared))

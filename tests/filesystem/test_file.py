@@ -207,6 +207,21 @@ def test_a_damaged_block_on_disk_is_fetched_again(fs, cloud, own_cache, caplog):
     assert "damaged" in caplog.text
 
 
+def test_reads_at_the_end_of_a_cached_file_find_nothing_wrong(fs, cloud, caplog):
+    fs.cat_file(cloud.path("big"))
+    fs._objects.engine.drain(120)
+    cloud.asked()
+    with fs.open(cloud.path("big")) as file:
+        for position in (SIZE - 5, SIZE, SIZE + 1, SIZE + MiB):
+            for read in (file.read, file.readline, lambda n_bytes: filled(file.readinto)):
+                file.seek(position)
+                assert read(10) == DATA[position:]
+        file.seek(MiB)
+        assert read_all(file) == DATA
+    assert not cloud.asked()
+    assert not caplog.text
+
+
 def test_many_open_files_do_not_wait_for_each_other(fs, cloud):
     data = noise(9 * MiB // 4)
     for i in range(40):  # more than there are connections
@@ -300,15 +315,10 @@ def threads():
         yield [lambda call, *args, thread=thread: thread.submit(call, *args).result() for thread in (a, b)]
 
 
-@pytest.fixture(params=["cachedfs", "drive"])
-def shared(request):
-    """A file shared by threads: through the cache, and of plain drive://."""
-    if request.param == "cachedfs":
-        place, fs = request.getfixturevalue("cloud"), fsspec.filesystem("cachedfs", target_protocol="gs")
-    else:
-        place, fs = request.getfixturevalue("drive"), fsspec.filesystem("drive")
-    place.put("big", DATA)
-    with fs.open(place.path("big")) as file:
+@pytest.fixture
+def shared(fs, cloud):
+    """A file shared by threads."""
+    with fs.open(cloud.path("big")) as file:
         yield file
 
 

@@ -312,3 +312,18 @@ def test_notes_name_the_columns_that_are_renamed(tmp_path):
     (tmp_path / "x.csv").write_bytes(b"a,a,__b\n1,2,3\n")
     done = pack(str(tmp_path / "x.csv"), str(tmp_path / "out.zarr"))
     assert done.notes == ["column 2, 'a', is packed as 'a.1'", "column 3, '__b', is packed as 'b'"]
+
+
+def test_arrow_streams_and_files_without_batches_are_read(tmp_path):
+    table = pa.table({"x": [1, 2], "text": ["a", "b"]})
+    files = {}
+    for name, made_by, n in (("0.arrow", pa.ipc.new_file, 0), ("1.arrow", pa.ipc.new_stream, 2)):
+        sink = io.BytesIO()
+        with made_by(sink, table.schema) as writer:
+            for _ in range(n):
+                writer.write_table(table)
+        files[name] = sink.getvalue()
+    assert packs.packed(tmp_path, files) == {"x": [1, 2, 1, 2], "text": ["a", "b", "a", "b"]}
+    files["2.arrow"] = b"no table"
+    with pytest.raises(ValueError, match=r"1 file cannot be packed.*\n.*2\.arrow: Arrow cannot read it"):
+        packs.packed(tmp_path, files)

@@ -132,7 +132,17 @@ class GCSOrigin(FsspecOrigin):
             path = api.object_path(path)
         if "/" not in path:
             raise IsAFolder(f"gs://{path}: this is a bucket; list it, or read an object in it")
-        return GCSMediaRead(f"gs://{path}", path, want, pinned, self._policy, origin=self)
+        connected, connect = self._connection, self.connection
+        return GCSMediaRead(
+            f"gs://{path}",
+            path,
+            want,
+            pinned,
+            self._policy,
+            origin=self,
+            connected=connected,
+            connect=connect,
+        )
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False

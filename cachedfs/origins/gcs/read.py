@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import quote
 
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import IsAFolder, ObjectChanged, ObjectNotFound
-from cachedfs.origins.base import range_header
+from cachedfs.origins.base import Origin, range_header
 from cachedfs.origins.gcs import api
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.resumable_stream import ResumableRead, reaches
 from cachedfs.origins.retry import RetryableError
 
 if TYPE_CHECKING:
-    from cachedfs.origins.gcs.origin import GCSOrigin
+    from cachedfs.origins.gcs.connection import GCSConnection
+    from cachedfs.origins.inner_filesystem import AsyncOnce
 
 __all__ = ["WHOLE", "GCSMediaRead"]
 
@@ -30,7 +32,9 @@ _AS_STORED = {"Accept-Encoding": "gzip"}  # the service then sends every object 
 class GCSMediaRead(ResumableRead):
     """A read of one generation."""
 
-    origin: GCSOrigin
+    origin: Origin
+    connected: AsyncOnce[GCSConnection]
+    connect: Callable[[], Awaitable[GCSConnection]]  # where it is not connected yet
 
     async def _open(self) -> None:
         """Send one request; take the version, the range and the checksum from the headers of its response."""
@@ -38,7 +42,7 @@ class GCSMediaRead(ResumableRead):
         if isinstance(want, Range) and want.start == want.stop:  # HTTP cannot express an empty range
             self._take_nothing(await self._current())
             return
-        to = self.origin._connection.value or await self.origin.connection()
+        to = self.connected.value or await self.connect()
         (bucket, key), generation = self.path.split("/", 1), None
         if to.is_version_aware:
             bucket, key, generation = to.split(self.path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,20 +13,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cachedfs.packing.pack_types import Array, Field, SampleBatch
+from cachedfs.packing.sources.arrow_types import (
+    decoded,
+    holds_bytes,
+    is_bytes,
+    is_list,
+    is_number,
+    is_text,
+    stored_type,
+)
 from cachedfs.packing.sources.source_tools import checked_fields, joined
 
-__all__ = [
-    "advised",
-    "arrow_type",
-    "as_json",
-    "batch_of",
-    "cast",
-    "chosen",
-    "decoded",
-    "empty_table",
-    "fields_of",
-]
-__all__ += ["structs_of", "unfolded", "unified"]
+__all__ = ["advised", "arrow_type", "as_json", "batch_of", "cast", "chosen", "fields_of", "unified"]
 
 UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 TYPE = re.compile(r"(ragged )?([a-z]+[0-9]*)(?:\[([0-9, ]+)\])?")
@@ -108,11 +106,6 @@ def unified(schema: pa.Schema, other: pa.Schema, given: Collection[str]) -> pa.S
     return pa.schema([(each.name, types.get(each.name, decoded(each.type))) for each in schema])
 
 
-def decoded(type_: pa.DataType) -> pa.DataType:
-    """Return the type of the values of a dictionary; other types as they are."""
-    return type_.value_type if pa.types.is_dictionary(type_) else type_
-
-
 def cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return the columns of a schema, in its types (null: as it is). Raises ValueError for a value that would change."""
     problems, columns = [], []
@@ -173,7 +166,7 @@ def fields_of(schema: pa.Schema, given: Mapping[str, str], names: Sequence[str])
     """
     fields = [_field(column.name, column.type, given.get(column.name)) for column in schema]
     for column, field in zip(schema, fields, strict=True):
-        if field.means == "json" and _holds_bytes(_stored(column.type)):
+        if field.means == "json" and holds_bytes(stored_type(column.type)):
             raise ValueError(
                 f"column {column.name!r} is {column.type}: JSON has no bytes; columns=[...] leaves it out, or gives it another type"
             )
@@ -188,15 +181,15 @@ def _field(name: str, type_: pa.DataType, given: str | None = None) -> Field:
     if isinstance(type_, pa.FixedShapeTensorType):
         return _tensor(name, type_)
     type_ = decoded(type_)
-    if _is_number(type_):
+    if is_number(type_):
         return Field(name, _dtype(type_))
     if (units := _units(type_)) is not None:
         return Field(name, "int64", means=units)
-    if _is_text(type_) or pa.types.is_null(type_) or pa.types.is_decimal(type_):
+    if is_text(type_) or pa.types.is_null(type_) or pa.types.is_decimal(type_):
         return Field(name, "uint8", is_ragged=True, means="utf-8")
-    if _is_bytes(type_):
+    if is_bytes(type_):
         return Field(name, "uint8", is_ragged=True, means="bytes")
-    if _is_list(type_) and _is_number(type_.value_type):
+    if is_list(type_) and is_number(type_.value_type):
         dtype = _dtype(type_.value_type)
         if pa.types.is_fixed_size_list(type_):
             return Field(name, dtype, (type_.list_size,))
@@ -212,73 +205,6 @@ def _tensor(name: str, type_: pa.FixedShapeTensorType) -> Field:
             f"gives it another type, such as {found if found.shape else 'json'} for what is stored"
         )
     return dataclasses.replace(found, shape=tuple(type_.shape)) if found.shape else found
-
-
-def _stored(type_: pa.DataType) -> pa.DataType:
-    """Return the type with each extension type in it replaced by its storage type."""
-    if isinstance(type_, pa.BaseExtensionType):
-        return _stored(type_.storage_type)
-    if pa.types.is_struct(type_):
-        return pa.struct([_stored_field(field) for field in type_])
-    if pa.types.is_map(type_):
-        return pa.map_(_stored_field(type_.key_field), _stored_field(type_.item_field), type_.keys_sorted)
-    if pa.types.is_fixed_size_list(type_):
-        return pa.list_(_stored_field(type_.value_field), type_.list_size)
-    if _is_list(type_):
-        made = pa.large_list if pa.types.is_large_list(type_) else pa.list_
-        return made(_stored_field(type_.value_field))
-    return type_
-
-
-def _stored_field(field: pa.Field) -> pa.Field:
-    return field.with_type(_stored(field.type))
-
-
-# Structs that hold bytes.
-
-
-def structs_of(schema: pa.Schema) -> frozenset[str]:
-    """Return the names of the structs that hold bytes, nested ones included, such as `image`.
-
-    They are split into columns (`image.bytes`), because JSON cannot hold bytes.
-    """
-    return frozenset(each for column in schema for each in _structs(column.name, _stored(column.type)))
-
-
-def _structs(name: str, type_: pa.DataType) -> list[str]:
-    if not (pa.types.is_struct(type_) and _holds_bytes(type_)):
-        return []
-    return [name, *(each for field in type_ for each in _structs(f"{name}.{field.name}", field.type))]
-
-
-def empty_table(schema: pa.Schema) -> pa.Table:
-    """Return a table without rows. Unlike Arrow's own function, it supports tensors."""
-    return pa.table([pa.chunked_array([], each.type) for each in schema], names=schema.names)
-
-
-def unfolded(table: pa.Table, structs: frozenset[str]) -> pa.Table:
-    """Split the named structs, and convert extension columns but tensors to their storage type.
-
-    A field of a struct becomes a column (`image.path`). `structs` is the result of `structs_of` for the whole file: if
-    only some fields of a struct are read, the type of the column may lack the bytes.
-    """
-    columns = zip(table.column_names, table.columns, strict=True)
-    found = [part for name, column in columns for part in _parts(name, column, structs)]
-    return pa.table([column for _, column in found], names=[name for name, _ in found])
-
-
-def _parts(
-    name: str, column: pa.ChunkedArray, structs: frozenset[str]
-) -> Iterable[tuple[str, pa.ChunkedArray]]:
-    stored = _stored(column.type)
-    if name in structs and pa.types.is_struct(stored):  # another column may have the same name
-        if isinstance(column.type, pa.BaseExtensionType):
-            column = column.cast(column.type.storage_type)
-        # `flatten` makes the fields of a null struct null.
-        parts = zip(column.type, column.flatten(), strict=True)
-        return [each for field, part in parts for each in _parts(f"{name}.{field.name}", part, structs)]
-    is_stored = stored == column.type or isinstance(column.type, pa.FixedShapeTensorType)
-    return [(name, column if is_stored else column.cast(stored))]
 
 
 # Values.
@@ -347,9 +273,9 @@ def _numbers(column: pa.Array, dtype: str) -> Array:
 
 
 def _text(column: pa.Array, field: Field) -> tuple[Array, Array]:
-    if field.means == "json" and not _is_bytes(column.type):
+    if field.means == "json" and not is_bytes(column.type):
         return joined(b"" if value is None else as_json(value) for value in column.to_pylist())
-    if field.means == "utf-8" or not (_is_text(column.type) or _is_bytes(column.type)):
+    if field.means == "utf-8" or not (is_text(column.type) or is_bytes(column.type)):
         column = column.cast(pa.large_string())
         column.validate(full=True)  # Arrow's readers do not check that text is UTF-8
     column = _filled(column.cast(pa.large_binary()), b"")
@@ -361,7 +287,7 @@ def _text(column: pa.Array, field: Field) -> tuple[Array, Array]:
 
 
 def _lists(column: pa.Array, field: Field) -> tuple[Array, Array | None]:
-    if not _is_list(column.type):
+    if not is_list(column.type):
         raise pa.ArrowInvalid(f"its values are {column.type}, and not lists")
     if pa.types.is_fixed_size_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
@@ -407,23 +333,5 @@ def _dtype(type_: pa.DataType) -> str:
     return str(type_.to_pandas_dtype().__name__.removesuffix("_"))
 
 
-def _holds_bytes(type_: pa.DataType) -> bool:
-    if pa.types.is_dictionary(type_):
-        type_ = type_.value_type
-    return _is_bytes(type_) or any(_holds_bytes(type_.field(i).type) for i in range(type_.num_fields))
-
-
-def _is(*names: str) -> Any:
-    """Return a function that tells whether a type is one of `pa.types.is_...`."""
-    tests = [getattr(pa.types, f"is_{name}") for name in names]
-    return lambda type_: any(test(type_) for test in tests)
-
-
 def _is_json(type_: pa.DataType) -> bool:
-    return pa.types.is_nested(type_) and not (_is_list(type_) and _is_number(type_.value_type))
-
-
-_is_text = _is("string", "large_string", "string_view")
-_is_bytes = _is("binary", "large_binary", "fixed_size_binary", "binary_view")
-_is_list = _is("list", "large_list", "fixed_size_list")
-_is_number = _is("boolean", "integer", "floating")
+    return pa.types.is_nested(type_) and not (is_list(type_) and is_number(type_.value_type))

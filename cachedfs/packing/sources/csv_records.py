@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from cachedfs.packing.pack_types import SampleBatch
-from cachedfs.packing.sources.arrow_columns import advised, arrow_type, empty_table
+from cachedfs.packing.sources.arrow_columns import advised, arrow_type
+from cachedfs.packing.sources.arrow_types import empty_table
 from cachedfs.packing.sources.records import Chunk
 from cachedfs.packing.sources.sample_source import SourceFiles
 from cachedfs.packing.sources.tables import TableSource, stated_names

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.json
 
 from cachedfs.packing.pack_types import SampleBatch
-from cachedfs.packing.sources.arrow_columns import arrow_type, as_json, empty_table
+from cachedfs.packing.sources.arrow_columns import arrow_type, as_json
+from cachedfs.packing.sources.arrow_types import empty_table
 from cachedfs.packing.sources.records import Chunk
 from cachedfs.packing.sources.tables import TableSource, stated_names
 from cachedfs.packing.sources.text_lines import TextLines

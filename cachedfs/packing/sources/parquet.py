@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cachedfs.packing.pack_types import SampleBatch
-from cachedfs.packing.sources.arrow_columns import empty_table, structs_of, unfolded
+from cachedfs.packing.sources.arrow_types import empty_table, structs_of, unfolded
 from cachedfs.packing.sources.records import Chunk
 from cachedfs.packing.sources.sample_source import PIECE, BadFile
 from cachedfs.packing.sources.source_tools import looked_at, spread

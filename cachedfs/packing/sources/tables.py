@@ -11,7 +11,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from cachedfs.packing.pack_types import SampleBatch
-from cachedfs.packing.sources.arrow_columns import batch_of, cast, chosen, decoded, fields_of, unified
+from cachedfs.packing.sources.arrow_columns import batch_of, cast, chosen, fields_of, unified
+from cachedfs.packing.sources.arrow_types import decoded
 from cachedfs.packing.sources.records import Chunk, RecordSource
 from cachedfs.packing.sources.sample_source import PIECE, SourceFiles
 
