@@ -310,6 +310,9 @@ def cells(block: Block, line: Line) -> list[str]:
 
 def describe(cloud: str, profile: Profile) -> str:
     """Return a description of a simulated cloud."""
+    from cachedfs.sim import PROFILES
+
+    less = " without its stalls" if PROFILES[profile.name].stall_rate > profile.stall_rate else ""
     budget, quota = "any number of requests", profile.quota
     if quota.requests_per_user < math.inf:
         budget = f"at most {quota.requests_per_user:,.0f} requests a minute and {quota.creates_per_s:.0f} new files a second"
@@ -317,7 +320,7 @@ def describe(cloud: str, profile: Profile) -> str:
     kinds = {"file": profile.media, "metadata": profile.metadata, "list": profile.listing}
     delays = ", ".join(f"{kind} {delay.median_s * 1e3:.0f}" for kind, delay in kinds.items())
     text = (
-        f'{cloud} is SIMULATED: profile "{profile.name}", seed 0. Milliseconds to the first byte, median: {delays} '
+        f'{cloud} is SIMULATED: profile "{profile.name}"{less}, seed 0. Milliseconds to the first byte, median: {delays} '
         f"and {profile.list_item_s * 1e3:g} an item. {profile.stream_rate / 1e6:.0f} MB/s a stream, "
         f"{profile.total_rate / 1e6:.0f} MB/s in all; {budget}; {errors}."
     )
