@@ -21,6 +21,8 @@ from cachedfs.config import Config
 from cachedfs.errors import CacheError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from cachedfs.cache.block_store import BlockStore
     from cachedfs.cache.index.block_rows import CachedPath
     from cachedfs.common.types import Counted
@@ -52,7 +54,8 @@ def stats(
     """Show what the cache holds and what it saved.
 
     Hits, misses and requests are totals of all processes that use this cache
-    directory. With --watch they are counted per interval, in one line each.
+    directory. With --watch they are counted per interval; with --json, or
+    without a terminal, each interval is one line.
     """
     config = common.config()
     cache = cache_of(config)
@@ -68,11 +71,7 @@ def stats(
         counted_ = counts._asdict() | saved | {"since": time_of(counts.since)}
         print_json(found | counted_ | {"quota": quotas, "folders": folders})
         return
-    texts = {name: text_of(name, value) for name, value in found.items() if name != "cannot_store" or value}
-    texts |= texts_of(counts)
-    print_table(
-        table_of((), [(Text(name.replace("_", " "), style="bold"), text) for name, text in texts.items()])
-    )
+    print_table(totals_of(found, counts))
     if quotas:
         rows = []
         for each in quotas:
@@ -122,6 +121,13 @@ def contents(cache: BlockStore, config: Config) -> dict[str, Any]:
         limits |= {"disk_free": disk.f_bavail * disk.f_frsize, "disk_size": total}
     found = {"directory": cache.root, "blocks": blocks, "bytes": size, "may_hold": may_hold, **limits}
     return found | {"pins": [path for _, path in cache.pins()], "cannot_store": cannot_store}
+
+
+def totals_of(found: dict[str, Any], counts: Counted) -> Table:
+    """Return the values of `contents` and the counters, one per row."""
+    texts = {name: text_of(name, value) for name, value in found.items() if name != "cannot_store" or value}
+    texts |= texts_of(counts)
+    return table_of((), [(Text(name.replace("_", " "), style="bold"), text) for name, text in texts.items()])
 
 
 def text_of(name: str, value: Any) -> str:
@@ -195,20 +201,29 @@ def folders_of(held: Iterable[CachedPath]) -> list[dict[str, Any]]:
 
 
 def print_intervals(cache: BlockStore, every_s: float, *, as_json: bool) -> None:
-    """Print a line with the counters of each interval, until Ctrl-C."""
+    """Print the counters of each interval until Ctrl-C: lines, or in place on a terminal, below the totals."""
+    from rich.console import Group
+    from rich.live import Live
+
+    is_live = sys.stdout.isatty() and not as_json
     before, then = cache.counts.total(), time.monotonic()
-    while True:
-        time.sleep(every_s)
-        now, total, (blocks, size) = time.monotonic(), cache.counts.total(), cache.usage()
-        at, counts = datetime.datetime.now(datetime.UTC).replace(microsecond=0), total.since_then(before)
-        if as_json:
-            values = {"at": at, "over_s": round(now - then, 3), **counts._asdict()}
-            del values["since"]
-            print_json(values | {"blocks": blocks, "bytes": size}, indent=None)
-        else:
-            say(f"{at.astimezone():%H:%M:%S}  {line_of(counts, now - then)}; holds {decimal(size)}")
-        sys.stdout.flush()
-        before, then = total, now
+    with Live(auto_refresh=False) if is_live else contextlib.nullcontext() as live:
+        while True:
+            time.sleep(every_s)
+            now, total, (blocks, size) = time.monotonic(), cache.counts.total(), cache.usage()
+            at, counts = datetime.datetime.now(datetime.UTC).replace(microsecond=0), total.since_then(before)
+            line = f"{at.astimezone():%H:%M:%S}  {line_of(counts, now - then)}; holds {decimal(size)}"
+            if as_json:
+                values = {"at": at, "over_s": round(now - then, 3), **counts._asdict()}
+                del values["since"]
+                print_json(values | {"blocks": blocks, "bytes": size}, indent=None)
+            elif live is not None:
+                found = {"directory": cache.root, "blocks": blocks, "bytes": size}
+                live.update(Group(totals_of(found, total), Text(f"\n{line}\nCtrl-C ends")), refresh=True)
+            else:
+                say(line)
+            sys.stdout.flush()
+            before, then = total, now
 
 
 def line_of(counts: Counted, over_s: float) -> str:

@@ -46,7 +46,7 @@ def block_of(first, rest=1.0, *, plain_s=12.0, part=1):
     def line(name, seconds):
         return comparison.Line(name, comparison.TimedPass(seconds, 1, 1, 0, ""), True, part)
 
-    return comparison.Block("what", line("plain", plain_s), (line("cached", first), line("cached", rest)))
+    return comparison.Block("what", line("plain", plain_s), {}, (line("cached", first), line("cached", rest)))
 
 
 def test_all_bytes_are_right(found, blocks):
@@ -87,11 +87,19 @@ def test_a_sample_is_scaled_except_for_its_opening(blocks):
 
 
 def test_the_compared_bytes_are_those_of_the_sample():
-    data = comparison.Data("", "", [b"a", b"b", b"c", b"d"])
+    data = comparison.Data("", "", [b"a", b"b", b"c", b"d"], 4, 4)
     chosen = sorted(jobs.drawn(4, seed=1, part=2))
     assert len(chosen) == 2
     assert data.digest(1, 2) == jobs.digest([data.items[index] for index in chosen])
     assert data.digest(1, 100) != data.digest(), "one is drawn at least"
+
+
+def test_the_mount_is_computed_from_the_same_files(blocks):
+    assert [list(block.modeled) for block in blocks] == [["first pass", "again"]] * 2 + [[]] * 2
+    big = comparison.on_a_mount(comparison.Data("", "", [], 120_000_000, 1000))
+    assert big == {"first pass": 20 + 1000 * 0.18 + 2.0, "again": 0.96}
+    small = comparison.on_a_mount(comparison.Data("", "", [], 120_000_000, 10))
+    assert small["first pass"] == 10 * 0.18 + 2.0, "a small folder is listed at once"
 
 
 def test_times_faster_is_relative_to_the_measured_line():
