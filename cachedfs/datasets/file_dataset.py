@@ -12,6 +12,7 @@ from fsspec.core import has_magic
 from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, files_of, paths_of
 from cachedfs.datasets.samples import Item, Samples, reading
 from cachedfs.datasets.skipped_files import SkippedFiles
+from cachedfs.errors import ChecksumMismatch, OriginUnavailable
 
 __all__ = ["FileDataset"]
 
@@ -52,7 +53,8 @@ class FileDataset(Samples):
 
         `on_error="skip"`: batches leave out files whose read, `decode` or `transform` fails, and are smaller by them. A
         batch without any other file gets the next good one of the dataset. `skipped` has their paths and errors, and
-        each is logged once. `dataset[i]` still raises, and so does a batch if no file of the dataset is good.
+        each is logged once. `dataset[i]` still raises, and so does a batch if no file of the dataset is good, or the
+        origin cannot be reached.
 
         Raises ObjectNotFound if the URL names no file, and ValueError for an empty list or several filesystems.
         """
@@ -86,12 +88,15 @@ class FileDataset(Samples):
             return self._samples(numbers, found)
         samples = self._good(numbers, found)
         # The batch may not be empty: it could not be collated, and all ranks need the same number of batches.
+        path = self.paths[numbers[-1]]
         others = (number % len(self) for number in range(numbers[-1] + 1, numbers[-1] + len(self)))
         while not samples:
+            error = self._skipped.errors()[path]
             number = next((each for each in others if self.paths[each] not in self._skipped.errors()), None)
-            if number is None:
-                raise self._skipped.errors()[self.paths[numbers[-1]]]
-            samples = self._good([number], self._read([self.paths[number]]))
+            if number is None or _is_outage(error):
+                raise error
+            path = self.paths[number]
+            samples = self._good([number], self._read([path]))
         return samples
 
     def items(self, indexes: Iterable[int]) -> Iterator[Item]:
@@ -137,3 +142,8 @@ class FileDataset(Samples):
 
     def __repr__(self) -> str:
         return f"FileDataset({self.url!r}, {len(self):,} files)"
+
+
+def _is_outage(error: Exception) -> bool:
+    """Return whether the next file would fail too, after as many retries."""
+    return isinstance(error, OriginUnavailable) and not isinstance(error, ChecksumMismatch)

@@ -99,9 +99,10 @@ class Loader:
         batches that go to CUDA; without CUDA nothing is pinned.
 
         `n_threads`: threads that make batches, one batch each; default: one per core, 4 to 8, or only one while that is
-        measured to be faster, as for small cached files. `n_prefetch`: batches kept ready, in addition to those being made. `prefetch_bytes` (`"1GiB"`): limit on the bytes of all these
-        batches, estimated from the largest recent one; one batch is always made. `echo`: how many times in a row each
-        batch is returned, useful if loading takes longer than computing.
+        measured to be faster, as for small cached files. `n_prefetch`: batches kept ready, in addition to those being
+        made. `prefetch_bytes` (`"1GiB"`): limit on the bytes of all these batches, estimated from the largest recent
+        one; one batch is always made. `echo`: how many times in a row each batch is returned, useful if loading takes
+        longer than computing.
 
         Raises TypeError for a dataset without access by index, and ValueError for an option out of range.
         """

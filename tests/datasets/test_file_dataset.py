@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 from cachedfs.datasets.file_dataset import FileDataset  # noqa: E402
 from cachedfs.datasets.file_list import CompactStrings, natural_key  # noqa: E402
 from cachedfs.datasets.loader import Loader  # noqa: E402
-from cachedfs.errors import ObjectNotFound  # noqa: E402
+from cachedfs.errors import ObjectNotFound, OriginUnreachable  # noqa: E402
 from tests.support import forget  # noqa: E402
 
 
@@ -384,7 +384,21 @@ def test_a_batch_of_bad_files_gets_the_next_good_one_and_raises_without_any(clou
     cloud.put("one/1.json", b"{")
     cloud.put("one/2.json", b"{")
     files = FileDataset(cloud.url("one"), decode=json.loads, on_error="skip")
-    assert list(Loader(files, batch_size=1)) == [7, 7, 7]
+    assert [batch.tolist() for batch in Loader(files, batch_size=1)] == [[7]] * 3
+
+
+def test_a_batch_raises_when_the_origin_cannot_be_reached(cloud, monkeypatch):
+    put(cloud, 6)
+    files, asked = FileDataset(cloud.url("train"), on_error="skip"), []
+
+    def unreachable(paths, *args, **options):
+        asked.extend(paths)
+        return [OriginUnreachable("away") for _ in paths]
+
+    monkeypatch.setattr(files.fs, "cat_ranges", unreachable)
+    with pytest.raises(OriginUnreachable):
+        files.__getitems__([1, 2])
+    assert len(asked) == 2  # no other file is waited for
 
 
 def test_a_replaced_file_is_read_in_its_new_version(machine):
