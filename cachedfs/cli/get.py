@@ -7,7 +7,7 @@ import errno
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Annotated, Any, NamedTuple
@@ -187,13 +187,7 @@ def clash(first: Copy, second: Copy) -> FileExistsError:
 
 
 def copy(copies: list[Copy], errors: Errors, common: CommonOptions) -> CopyCounts:
-    """Make folders and copy files with fsspec, as many at a time as their sizes permit.
-
-    The error of one file is added to `errors`. Others are raised, and cancel the other copies.
-    """
-    import asyncio  # imported here because the help of commands does not need it
-
-    from fsspec.callbacks import Callback
+    """Make folders and copy files. The error of one file is added to `errors`; others are raised, and stop the copies."""
 
     def record(each: Copy, error: Exception) -> None:
         if isinstance(error, OSError) and error.errno in NOT_A_NAME:
@@ -202,6 +196,33 @@ def copy(copies: list[Copy], errors: Errors, common: CommonOptions) -> CopyCount
             common.url = each.location.text
             raise error
         errors.append((each.url, error))
+
+    done, started, files = CopyCounts(), time.perf_counter(), list[Copy]()
+    if not copies:
+        return done
+    fetched = copies[0].location.fs.stats().bytes_fetched
+    for each in copies:
+        try:
+            each.make_folder()
+        except OSError as error:
+            record(each, error)
+        else:
+            files += [] if each.is_folder else [each]
+    copy_files(files, done, record, is_quiet=common.as_json)
+    done.seconds = round(time.perf_counter() - started, 3)
+    done.from_cache = max(0, done.bytes - (copies[0].location.fs.stats().bytes_fetched - fetched))
+    return done
+
+
+def copy_files(
+    files: list[Copy], done: CopyCounts, record: Callable[[Copy, Exception], None], *, is_quiet: bool
+) -> None:
+    """Copy files with fsspec, as many at a time as their sizes permit; `record` gets the error of one."""
+    import asyncio  # imported here because the help of commands does not need it
+
+    from fsspec.callbacks import Callback
+
+    by_local = {each.local: each for each in files}
 
     class Copies(Callback):  # type: ignore[misc]  # fsspec has no types
         def branch_coro(self, get_file: Any) -> Any:
@@ -213,29 +234,15 @@ def copy(copies: list[Copy], errors: Errors, common: CommonOptions) -> CopyCount
                     record(by_local[local], error)
                 else:
                     done.files, done.bytes = done.files + 1, done.bytes + part.value
-                    bar.files(done.files, len(by_local))
+                    bar.files(done.files, len(files))
 
             return copy_one
 
     def group(each: Copy) -> tuple[str, int]:
         return each.location.fs.fsid, each.n_at_once
 
-    done, started, by_local = CopyCounts(), time.perf_counter(), dict[str, Copy]()
-    fetched = copies[0].location.fs.stats().bytes_fetched if copies else 0
-    for each in copies:
-        try:
-            each.make_folder()
-        except OSError as error:
-            record(each, error)
-        else:
-            by_local |= {} if each.is_folder else {each.local: each}
-    files = sorted(by_local.values(), key=group)
-    with progress(total=sum(each.size or 0 for each in files), is_quiet=common.as_json) as bar:
-        for (_, n), some in groupby(files, group):
+    with progress(total=sum(each.size or 0 for each in files), is_quiet=is_quiet) as bar:
+        for (_, n), some in groupby(sorted(files, key=group), group):
             locations, paths, local, *_ = zip(*some, strict=True)
             # Not `get`, whose copies would go on in fsspec's thread after Ctrl-C.
             asyncio.run(locations[0].fs._get(list(paths), list(local), callback=Copies(), batch_size=n))
-    if copies:
-        done.seconds = round(time.perf_counter() - started, 3)
-        done.from_cache = max(0, done.bytes - (copies[0].location.fs.stats().bytes_fetched - fetched))
-    return done

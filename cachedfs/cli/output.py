@@ -157,16 +157,18 @@ def progress(text: str = "", *, is_quiet: bool, total: int | None = None) -> Ite
     else:
         columns += [rich.BarColumn(20), rich.DownloadColumn(), rich.TextColumn("{task.fields[files]}")]
         columns += [rich.TransferSpeedColumn(), rich.TimeRemainingColumn(), described]
-    is_off = is_quiet or not console.is_interactive
-    bar = rich.Progress(*columns, console=console, transient=True, disable=is_off)
+    is_on = console.is_interactive and not is_quiet
+    bar = rich.Progress(*columns, console=console, transient=True, disable=not is_on)
     task, starter = bar.add_task(text, total=total, files=""), threading.Timer(MOMENT_S, bar.start)
     starter.daemon = True
-    starter.start()
+    if is_on:
+        starter.start()
     try:
         yield Bar(total)
     finally:
         starter.cancel()
-        starter.join()
+        if is_on:
+            starter.join()
         bar.stop()
 
 

@@ -52,8 +52,7 @@ def stats(
     """Show what the cache holds and what it saved.
 
     Hits, misses and requests are totals of all processes that use this cache
-    directory. With --watch they are counted per interval; with --json, or
-    without a terminal, each interval is one line.
+    directory. With --watch they are counted per interval, in one line each.
     """
     config = common.config()
     cache = cache_of(config)

@@ -79,11 +79,9 @@ class Location:
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the entry of the path, or those that match the pattern. Raises ObjectNotFound if there are none."""
-        found = (
-            list(self.fs.glob(self.path, detail=True).values())
-            if self.is_pattern
-            else [self.fs.info(self.path)]
-        )
+        if not self.is_pattern:
+            return [self.fs.info(self.path)]
+        found = list(self.fs.glob(self.path, detail=True).values())
         if not found:
             raise ObjectNotFound(f"{self.text}: nothing has such a name")
         return found

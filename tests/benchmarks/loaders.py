@@ -61,7 +61,7 @@ def contenders(dataset: Any) -> dict[str, Iterable[Any]]:
     loops: dict[str, Iterable[Any]] = {}
     if not is_iterable:
         loops["Loader"] = Loader(dataset, **options)
-        loops |= {f"n_threads={n}": Loader(dataset, **options, n_threads=n) for n in (2, 1)}
+        loops |= {f"n_threads={n}": Loader(dataset, **options, n_threads=n) for n in (4, 1)}
     loops["DataLoader, 0 workers"] = DataLoader(dataset, **options)
     loops["DataLoader, 2 workers"] = DataLoader(dataset, **options, **several)
     return loops

@@ -96,9 +96,6 @@ def test_only_lines_of_bash_are_joined():
     kept = dict(environ)
     url_arguments.rejoin(environ)
     assert environ == kept
-    none = {}
-    url_arguments.rejoin(none)
-    assert none == {}
 
 
 def test_bash_completes_urls_in_a_terminal(cloud, tmp_path):

@@ -31,27 +31,6 @@ def test_doctor_finds_all_well(cloud):
     assert json_of("stats")["blocks"] == 0, "past the cache"
 
 
-def test_doctor_looks_at_folders(cloud):
-    cloud.put("a/one", b"1")
-    checks = {check["name"]: check["found"] for check in json_of("doctor", cloud.url("a", "gs://"))}
-    assert "is a folder with 1 entry" in checks["access"]
-    assert checks["endpoint"] == cloud.server.endpoint_url.removeprefix("http://")
-    assert "fs.cat" in checks["settings"]
-
-
-def test_doctor_leaves_nothing_behind(cloud):
-    run("doctor")
-    left = [path.name for path in cloud.cache_dir.rglob("*") if path.is_file()]
-    assert set(left) <= {
-        "index.db",
-        "index.db-wal",
-        "index.db-shm",
-        "locks",
-        "access-records",
-        "change-counters",
-    }
-
-
 def test_doctor_names_the_files_of_a_mount_that_were_not_sent(cloud, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert "unsent files" not in {check["name"] for check in json_of("doctor")}

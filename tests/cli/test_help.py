@@ -19,8 +19,6 @@ from tests.cli.helpers import in_terminal, run
 from tests.support import ROOT, noise
 
 COMMANDS = list(typer.main.get_command(app).commands)
-
-
 PAGE = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
 
 

@@ -9,8 +9,6 @@ from cachedfs.core.store_queue import StoreQueue
 from tests.cli.helpers import in_terminal, run
 
 HOSTILE = "a\x1b]0;owned\x07\x9b31m\u202e b"
-
-
 SHOWN = r"a\033]0;owned\a\302\23331m\342\200\256 b"
 
 

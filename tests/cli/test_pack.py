@@ -8,9 +8,7 @@ import re
 import pytest
 
 from cachedfs.cli.output import message_of
-from cachedfs.sim import Fault
-from tests.cli.helpers import interrupted, json_of, run
-from tests.support import MiB, noise
+from tests.cli.helpers import json_of, run
 
 
 def test_pack_says_what_it_chose_and_makes_a_store(cloud, tmp_path):
@@ -82,24 +80,3 @@ def test_an_option_of_pack_that_cannot_be_is_wrong_usage(option, cloud, tmp_path
 def test_a_full_disk_is_named_by_what_is_written():
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write says it: of no file
     assert message_of(full, "x.zarr") == "x.zarr: No space left on device"
-
-
-def test_pack_on_a_cluster_that_is_not_there(cloud, tmp_path, monkeypatch):
-    distributed = pytest.importorskip("distributed")
-    client = distributed.Client
-    monkeypatch.setattr(distributed, "Client", lambda address, timeout: client(address, timeout=0.01))
-    cloud.put("d/x", b"1")
-    arguments = ["pack", "--dask", "tcp://127.0.0.1:1", cloud.url("d", "gs://"), str(tmp_path / "out.zarr")]
-    assert "127.0.0.1:1" in run(*arguments, status=1).stderr
-
-
-def test_pack_interrupted_goes_on(cloud, tmp_path):
-    for i in range(4):
-        cloud.put(f"d/{i}", noise(MiB, seed=i))
-    arguments = ["pack", "--shard-bytes", "1MiB", cloud.url("d", "gs://"), str(tmp_path / "out.zarr")]
-    plan = tmp_path / "out.zarr/.cachedfs-pack/plan.json"
-    cloud.server.fail(Fault(kind="media", key="d/3", nth=2, times=None, stall_s=3600))
-    assert "Traceback" not in interrupted(plan.exists, *arguments)
-    cloud.server.heal()
-    assert "4 samples, 4.19 MB of files" in run(*arguments).stderr
-    assert not plan.parent.exists()

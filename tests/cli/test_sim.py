@@ -54,12 +54,3 @@ def test_sim_serves_a_folder_that_is_there(tmp_path, monkeypatch):
 @pytest.mark.parametrize("line", ["sim nothing", "sim gcs --profile zzz", "sim drive --quota zzz"])
 def test_a_cloud_that_cannot_be_is_not_announced(line):
     assert "export" not in run(*line.split(), status=2).output
-
-
-def test_demo_is_the_demo(monkeypatch):
-    from cachedfs.demo import comparison
-
-    given = []
-    monkeypatch.setattr(comparison, "main", lambda arguments: given.append(arguments) or 3)
-    run("demo", status=3)
-    assert given == [[]]

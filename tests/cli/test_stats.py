@@ -87,15 +87,6 @@ def test_what_is_saved_follows_from_what_was_counted():
     assert anew.since_then(counted) == anew
 
 
-def test_stats_say_how_much_may_be_held(cloud):
-    run("stats")
-    auto, bound = (
-        json_of("stats", *option) for option in ([], ["-o", "cache_size=64MiB", "-o", "keep_free=0"])
-    )
-    assert 0 <= auto["may_hold"] <= auto["disk_size"] // 2
-    assert 58 * MiB < bound["may_hold"] <= 64 * MiB, "what the index takes is in the bound"
-
-
 def test_stats_show_what_drive_accounts_used_today(drive, monkeypatch):
     monkeypatch.setattr("cachedfs.origins.drive.quota.day_of", lambda now: "2026-11-25")
     cache = fsspec.filesystem("cdrive")._objects.engine.cache
