@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import pickle
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -28,7 +27,7 @@ class TaskPool:
             self._executor: Any = DaemonThreadPool(self.n_workers, "cachedfs-pack")
             self._threads = self._executor
             return
-        data: Any = pickle.dumps(task)
+        given: Any = task
         most = getattr(executor, "_max_workers", None) or n_cores()
         if hasattr(executor, "get_executor"):  # a Dask client
             import dask
@@ -39,10 +38,10 @@ class TaskPool:
                 raise ValueError(f"{executor}: has no workers; start some, or pack without client=")
             # Each worker gets the task once, since its file list may be long.
             with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GiB"}):
-                data = executor.submit(bytes, data, pure=False)
+                given = executor.submit(_same, task, pure=False)
             executor = executor.get_executor(pure=False)
         self._executor, self.n_workers = executor, n_workers or most
-        self._call = _there, uuid.uuid4().hex, data
+        self._call = _there, uuid.uuid4().hex, given
 
     def submit(self, method: str, *args: Any) -> concurrent.futures.Future[Any]:
         """Start a method of the task."""
@@ -90,8 +89,12 @@ def _here(task: PackTask, method: str, args: tuple[Any, ...]) -> Any:
     return getattr(task, method)(*args)
 
 
-def _there(token: str, data: bytes, method: str, args: tuple[Any, ...]) -> Any:
+def _there(token: str, task: PackTask, method: str, args: tuple[Any, ...]) -> Any:
     if token not in _tasks:
         _tasks.clear()
-        _tasks[token] = pickle.loads(data)  # from this program's own parent
+        _tasks[token] = task
     return _here(_tasks[token], method, args)
+
+
+def _same(task: PackTask) -> PackTask:
+    return task
