@@ -308,8 +308,7 @@ class Lookups:
         objects, now, top = self.objects, clock.now(), paths[0].partition("/")[0]
         origin, position = objects.origin(top), self._change_feeds.position(top)
         counters = [objects.counter(path) for path in paths]
-        above = objects.known(top)
-        parent = None if above is None else above.info
+        parent = await self.info(top) if position is not None else None  # a feed names folders by their ids
         found = await origin.lookup_path(paths[-1]) if isinstance(origin, LooksUpPaths) else ()
         for path, counter, info in zip(paths, counters, found, strict=False):
             watch = self._change_feeds.snapshot(position, parent) if is_covered(info) else None
