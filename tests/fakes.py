@@ -36,9 +36,8 @@ class FakeOrigin:
     def __init__(self) -> None:
         self.objects: dict[str, tuple[int, bytes]] = {}
         self.log: list[tuple[str, str, object]] = []
-        self.fail_with: dict[
-            int, CachedFSError
-        ] = {}  # number of the request in `log` -> the error that it raises
+        # Number of the request in `log` -> the error that it raises.
+        self.fail_with: dict[int, CachedFSError] = {}
         self.break_after: dict[int, int] = {}  # number of the request -> bytes after which its body raises
         self.has_fingerprints = True
         self.has_sizes = True

@@ -85,9 +85,8 @@ def at_own_seek(read: _Read) -> _Read:
                 self._go_to_start(thread)
             data = read(self, size)
             if self._seeks:
-                self._seeks.pop(
-                    thread, None
-                )  # kept after an error, so that a retry reads at the same position
+                # Kept after an error, so that a retry reads at the same position.
+                self._seeks.pop(thread, None)
             return data
 
     reading.__doc__ = f"As `{read.__qualname__}`, from where the calling thread sought."

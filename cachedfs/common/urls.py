@@ -204,9 +204,8 @@ def filesystem_class(protocol: str) -> Any:
 
 def filesystem_at(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """Return fsspec's filesystem and path for a URL. A package that cannot be imported is named with the reason."""
-    filesystem_class(
-        split_protocol(url.rpartition("::")[2])[0] or "file"
-    )  # fsspec's own error hides the reason
+    # fsspec's own error hides the reason.
+    filesystem_class(split_protocol(url.rpartition("::")[2])[0] or "file")
     found: tuple[Any, str] = fsspec.url_to_fs(url, **options)
     return found
 

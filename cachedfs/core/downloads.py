@@ -220,9 +220,8 @@ class Downloads:
             self.objects.expire_version(download.info)  # whoever opens it next looks it up
         if isinstance(failure, CachedFSError) or not isinstance(failure, OSError):
             return failure  # also a missing package, or a wrong option
-        error = CachedFSError(
-            f"{self.objects.url(path)}: {failure}"
-        )  # with the URL, which the origin did not add
+        # With the URL, which the origin did not add.
+        error = CachedFSError(f"{self.objects.url(path)}: {failure}")
         error.__cause__ = failure
         return error
 

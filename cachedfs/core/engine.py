@@ -73,9 +73,8 @@ class Engine:
         self.by_block: dict[tuple[str, int], Download] = {}
         # Requests that hold a request slot or wait for one. Event loop thread only.
         self.active_requests: set[Download] = set()
-        self.paused_requests: set[Download] = (
-            set()
-        )  # of these: their bodies wait for a reader that wants more
+        # Of these: their bodies wait for a reader that wants more.
+        self.paused_requests: set[Download] = set()
         self.speculation = SpeculativeQueue()
         self.lookups = SingleFlight()
         self.path_locks = PathLocks(self.cache)

@@ -324,9 +324,8 @@ class Lookups:
         page is waited for.
         """
         objects, folder = self.objects, folder_of(path)
-        call = (
-            _call.get() if objects.lifetime_s == 0 else None
-        )  # what was asked before the call is too old for it
+        # What was asked before the call is too old for it.
+        call = _call.get() if objects.lifetime_s == 0 else None
         if not folder or (objects.lifetime_s == 0 and call is None):
             return None
         all_names = objects.engine.folder_names if call is None else call.names

@@ -294,9 +294,8 @@ class RawFile(io.RawIOBase):
     async def _fetch(self, position: int, size: int) -> Download | None:
         """Wait for bytes at `position`; return None if they are cached now. Event loop thread only."""
         version = self._version
-        if (
-            size <= BUFFER_SIZE
-        ):  # a full buffer is more than the caller asked for: do not request the next block for it
+        # A full buffer is more than the caller asked for: do not request the next block for it.
+        if size <= BUFFER_SIZE:
             size = min(size, self._block_size - position % self._block_size)
         if version is None:
             return await self._fetch_uncached(position, size)

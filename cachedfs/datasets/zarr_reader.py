@@ -62,9 +62,8 @@ class ChunkReader:
     ) -> None:
         self._fs, self._layouts, self._naming = fs, layouts, naming
         self._pool_size = pool_size
-        self._largest = (
-            max((layout.decoder.size for layout in layouts.values()), default=0) or 1
-        )  # bytes of a chunk
+        # Bytes of a chunk.
+        self._largest = max((layout.decoder.size for layout in layouts.values()), default=0) or 1
         self._own = _State(pool_size)
 
     def __reduce__(self) -> Any:

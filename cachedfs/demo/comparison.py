@@ -42,10 +42,8 @@ __all__ = [
 ]
 
 NEEDED = {"rich": "rich", "sklearn": "scikit-learn", "xarray": "xarray", "zarr": "zarr", "gcsfs": "gcsfs"}
-NEEDED |= {
-    "google_auth_httplib2": "google-auth-httplib2",
-    "funcy": "pydrive2[fsspec]",
-}  # for drive://, and PyDrive2
+# For drive://, and PyDrive2.
+NEEDED |= {"google_auth_httplib2": "google-auth-httplib2", "funcy": "pydrive2[fsspec]"}
 NEEDED |= {"google_crc32c": "google-crc32c"}  # checksums of the simulated clouds
 TEXTS, IMAGES = "demo/stdlib", "demo/digits.zarr"
 WIDTH = 80

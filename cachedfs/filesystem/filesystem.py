@@ -495,9 +495,8 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
             self.invalidate_cache(path)
         if maxdepth is not None:
             if withdirs and path and self.config.lifetime_s:
-                with contextlib.suppress(
-                    *ABSENT
-                ):  # fsspec first asks whether `path` is a folder: the listing tells
+                # fsspec first asks whether `path` is a folder: the listing tells.
+                with contextlib.suppress(*ABSENT):
                     await self._hop(self._reader.lookups.listings.get(path))
             wanted = await self._find_near(path, prefix, maxdepth, withdirs, **kwargs)
             return wanted if detail else list(wanted)

@@ -227,9 +227,8 @@ def space_reply(space: Space, longest_name: int) -> bytes:
 def dir_entry(entry: DirEntry, position: int) -> bytes:
     """Return a name in the answer to READDIR; `position` is where the next one begins."""
     name = entry.name
-    number = (
-        0xFFFFFFFF if entry.entry is None else entry.entry.attributes.number
-    )  # unknown; 0 would hide the name
+    # Unknown; 0 would hide the name.
+    number = 0xFFFFFFFF if entry.entry is None else entry.entry.attributes.number
     head = _DIRENT.pack(number, position, len(name), stat.S_IFMT(entry.mode) >> 12)
     return head + name + bytes(-len(name) % 8)
 

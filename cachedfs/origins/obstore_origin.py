@@ -144,9 +144,8 @@ class ObstoreOrigin(SimpleOrigin):
     def _described(self, meta: Mapping[str, Any], now_s: float) -> ObjectInfo:
         """Return the object that obstore's metadata, requested at `now_s`, describe."""
         details = {name: meta[name] for name in ("e_tag", "version", "last_modified") if meta.get(name)}
-        if (
-            "last_modified" in details and not details["last_modified"].timestamp()
-        ):  # a server that states no time
+        # A server that states no time.
+        if "last_modified" in details and not details["last_modified"].timestamp():
             del details["last_modified"]
         # A weak ETag stays the same when bytes change. That of a local file is its inode, time and size.
         known_by = "ino" if self._is_local else "e_tag"

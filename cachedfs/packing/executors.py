@@ -80,9 +80,8 @@ def dask_client(client: Any) -> Iterator[Any]:
         yield made
 
 
-_tasks: dict[
-    str, PackTask
-] = {}  # the task of the pack that this worker does, with its open files, by its token
+# The task of the pack that this worker does, with its open files, by its token.
+_tasks: dict[str, PackTask] = {}
 
 
 def _here(task: PackTask, method: str, args: tuple[Any, ...]) -> Any:

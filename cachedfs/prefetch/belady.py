@@ -31,9 +31,8 @@ REGAIN = 32  # of the bytes that are read, 1 / REGAIN are added to a limit that 
 RECENT = 4096  # reads of blocks that the plan does not know yet
 
 T = TypeVar("T")
-AWAY, SPARE, AWAITED, STAYS = range(
-    4
-)  # not cached; evicted first; fetched and to be read; until its next use
+# Not cached; evicted first; fetched and to be read; until its next use.
+AWAY, SPARE, AWAITED, STAYS = range(4)
 
 
 class Use(NamedTuple):

@@ -17,10 +17,8 @@ __all__ = ["Analysis", "RunFigures", "analyse"]
 LITTLE = 0.15  # share of the time: less waiting than this is not worth optimizing
 NEAR = 0.9  # share of the time that a part must fill to limit for certain
 REFUSED = 0.01  # share of requests refused for a rate limit or a quota from which on they are named
-MANY, SMALL = (
-    1000,
-    256 << 10,
-)  # packing is worthwhile from this number of files on, of at most this average size
+# Packing is worthwhile from this number of files on, of at most this average size.
+MANY, SMALL = (1000, 256 << 10)
 MOST_AT_ONCE = 256  # concurrent requests: beyond this, services throttle and throughput does not grow
 SUBJECTS = {
     "compute": "Reading does not limit",

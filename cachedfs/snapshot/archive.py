@@ -119,9 +119,8 @@ def entries_of(bundle: Bundle, index: bytes, identity: str, block_size: int) -> 
 
     Raises BadBundle if the index is invalid, or contradicts `bundle`.
     """
-    if (
-        index.count(_RECORD_MAGIC) != bundle.blocks
-    ):  # before parsing: a member takes more memory than its bytes
+    # Before parsing: a member takes more memory than its bytes.
+    if index.count(_RECORD_MAGIC) != bundle.blocks:
         raise BadBundle(f"its index does not have {bundle.blocks} blocks")
     try:
         # zipfile takes what precedes the index for cut off; only its offsets need it.

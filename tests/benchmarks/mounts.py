@@ -37,10 +37,8 @@ PROFILE = Profile(
     stream_rate=60e6,
     total_rate=RATE,
 )
-SIZES = {
-    "full": (400_000_000, 10_000, 100_000),
-    "quick": (100_000_000, 1000, 10_000),
-}  # long file, files, entries
+# Long file, files, entries.
+SIZES = {"full": (400_000_000, 10_000, 100_000), "quick": (100_000_000, 1000, 10_000)}
 SMALL = 2000  # bytes of a small file
 CONTENDERS = ("passthrough", "rclone", "cachedfs")
 WAIT_S = 0.05

@@ -512,10 +512,8 @@ FLOORS: dict[str, list[list[Wanted]]] = {  # rounds, one after the other
     "dense": [[(f"{DENSE}/zarr.json", 0, -1)], _CHUNKS],
     "samples": [[(f"{SAMPLES}/zarr.json", 0, -1)], _SHARDS],
 }
-STORED = (
-    "fill",
-    "dense",
-)  # our CPU is compared with that of the raw client that writes the bytes to new files
+# Our CPU is compared with that of the raw client that writes the bytes to new files.
+STORED = ("fill", "dense")
 
 
 async def fetch_rounds(

@@ -34,9 +34,8 @@ class Start:
         self.operation, self.folder = operation, folder
         self.template = folder / "template"
         cache, prepare = BlockStore([str(self.template)], explicit=True), OPERATIONS[operation].prepare
-        cache.metadata.counter(
-            "", ""
-        )  # the mapped file of the counters is counted, and made when it is first used
+        # The mapped file of the counters is counted, and made when it is first used.
+        cache.metadata.counter("", "")
         self.bounds = (prepare(cache) if prepare else None) or AMPLE
         cache.close()
         self.flaws, self.look = OPERATIONS[operation].flaws, OPERATIONS[operation].look

@@ -22,9 +22,8 @@ ORIGIN, NOW = "gs://test", 1_700_000_000.0
 @pytest.fixture(autouse=True)
 def _now(monkeypatch):
     monkeypatch.setattr("time.time", lambda: NOW)
-    monkeypatch.setattr(
-        metadata_store, "_SWEEP_N", 1
-    )  # each write removes old metadata, as one in a minute does
+    # Each write removes old metadata, as one in a minute does.
+    monkeypatch.setattr(metadata_store, "_SWEEP_N", 1)
 
 
 def info_of(path, version="1"):

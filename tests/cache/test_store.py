@@ -643,10 +643,8 @@ def put_after_noticing(cache, key, index):
 def test_a_leftover_log_of_a_lost_index_is_not_played_into_the_new_one(cache, open_cache):
     put(cache, key_of(), *range(8))
     lost = [file_of(cache, key_of(), index) for index in range(8)]
-    for path in [
-        Path(cache.root, "index.db"),
-        *lost,
-    ]:  # the write-ahead log stays, and has rows for all of them
+    # The write-ahead log stays, and has rows for all of them.
+    for path in [Path(cache.root, "index.db"), *lost]:
         path.unlink()
     other = open_cache()
     put(other, key_of(), 8)

@@ -19,10 +19,8 @@ from tests.support import MiB, noise
 def test_doctor_finds_all_well(cloud):
     cloud.put("key", noise(9 * MiB))
     checks = {check["name"]: check for check in json_of("doctor", cloud.url("key", "gs://"))}
-    assert {check["state"] for check in checks.values()} <= {
-        "ok",
-        "warn",
-    }  # the disk under the tests may be slow
+    # The disk under the tests may be slow.
+    assert {check["state"] for check in checks.values()} <= {"ok", "warn"}
     of_origin = ["access", "metadata", "first byte", "one request", "at once", "settings", "limit", "to set"]
     assert list(checks)[-8:] == of_origin
     assert str(cloud.cache_dir) in checks["cache directory"]["found"]

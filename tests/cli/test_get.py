@@ -63,9 +63,8 @@ def test_get_copies_once_what_several_urls_name(cloud, tmp_path):
     urls = [cloud.url("a/*", "gs://"), cloud.url("a/x", "cgs://"), cloud.url("a*/*", "gs://")]
     assert json_of("get", *urls, str(tmp_path / "to"))["files"] == 2
     folders = [cloud.url(name, "gs://") for name in ("a", "b/a")]
-    assert (
-        json_of("get", "-r", *folders, str(tmp_path / "to"))["files"] == 3
-    )  # of one name, they come together
+    # Of one name, they come together.
+    assert json_of("get", "-r", *folders, str(tmp_path / "to"))["files"] == 3
     found = {
         str(path.relative_to(tmp_path / "to")) for path in (tmp_path / "to").rglob("*") if path.is_file()
     }
@@ -193,9 +192,8 @@ def test_a_file_that_cannot_be_written_is_named(cloud):
     cloud.put("one", b"1")
     url = cloud.url("one", "gs://")
     said = run("get", url, "/proc/x", status=1).stderr
-    assert (
-        said == "cachedfs: /proc/x: No such file or directory\n"
-    )  # the temporary one beside it is of no use
+    # The temporary one beside it is of no use.
+    assert said == "cachedfs: /proc/x: No such file or directory\n"
 
 
 @pytest.mark.parametrize(("size", "n"), [(1, 128), (5 << 20, 64), (1 << 40, 8), (None, 8)])

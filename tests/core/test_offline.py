@@ -173,10 +173,8 @@ def test_a_404_stands_for_a_metadata_file_of_a_known_zarr_node(far, way, monkeyp
     far.read("b/no.zarr/zarr.json", "b/new.zarr/zarr.json", "b/new.zarr/.zgroup")
     closed = far.close(way, monkeypatch)
     assert not closed.exists("b/2.zarr/zarr.json")
-    for path in (
-        "b/no.zarr/zarr.json",
-        "b/new.zarr/zarr.json",
-    ):  # no node; a node that may be newer than the 404
+    # No node; a node that may be newer than the 404.
+    for path in ("b/no.zarr/zarr.json", "b/new.zarr/zarr.json"):
         with pytest.raises(OriginUnavailable):
             closed.exists(path)
 

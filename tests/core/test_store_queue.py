@@ -50,9 +50,8 @@ def queue(cache):
 
 
 def test_what_waits_is_stored_together_metadata_first_and_calls_last(cache, queue):
-    queue.put(
-        then=lambda: cache.calls.append("first")
-    )  # the thread waits with it until all the others are there
+    # The thread waits with it until all the others are there.
+    queue.put(then=lambda: cache.calls.append("first"))
     queue.put([block(0), block(1)])
     queue.put([block(2, SMALL)], ["record"], lambda: cache.calls.append("then"))
     queue.put([block(3, SMALL)], ["another"])

@@ -331,9 +331,8 @@ def test_skip_leaves_out_what_cannot_be_read_or_decoded(machine, caplog):
         machine.path("train/img2.json"): ObjectNotFound,
         machine.path("train/img3.json"): json.JSONDecodeError,
     }
-    assert {error.__traceback__ for error in files.skipped.values()} == {
-        None
-    }  # a frame keeps a batch of bytes
+    # A frame keeps a batch of bytes.
+    assert {error.__traceback__ for error in files.skipped.values()} == {None}
     assert caplog.text.count("img3.json: skipped: JSONDecodeError") == 1
     with pytest.raises(ObjectNotFound, match=r"img2\.json"):
         files[2]

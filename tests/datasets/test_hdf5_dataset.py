@@ -221,9 +221,8 @@ def test_a_chunk_of_a_window_is_read_and_decompressed_once(cloud, monkeypatch):
     reads, n_bytes = epoch_of(rows, monkeypatch)
     starts = [start for group in range(41) for start, _ in rows._file().columns["image"].pieces(group)]
     assert [reads.count(start) for start in starts] == [1] * 41
-    assert (
-        n_bytes <= size + 64 * KiB
-    )  # a chunk of images is 195 KiB; the rest is what buffers read beyond the ends
+    # A chunk of images is 195 KiB; the rest is what buffers read beyond the ends.
+    assert n_bytes <= size + 64 * KiB
     kept, _ = epoch_of(rows, monkeypatch)
     assert not {*kept} & {*starts}  # HDF5 caches all of them
     less = HDF5Dataset(cloud.url("a.h5"), h5py={"rdcc_nbytes": 0})

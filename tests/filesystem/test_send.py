@@ -232,9 +232,8 @@ def test_gcs_keeps_the_time_of_a_file(cloud, fs, data):
 # Google Drive
 def test_drive_compares_the_version_just_before(drive, drive_fs):
     path = drive.path("k")
-    send(
-        drive_fs, drive.path("before"), OLD, replaces=None
-    )  # asks for ids of new files, and where the folder is
+    # Asks for ids of new files, and where the folder is.
+    send(drive_fs, drive.path("before"), OLD, replaces=None)
     drive.asked()
     first = send(drive_fs, path, OLD, replaces=None)
     assert drive.asked() == ["get", "list", "upload"]

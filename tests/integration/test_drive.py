@@ -213,9 +213,8 @@ def test_with_max_age_0_one_call_lists_a_folder_of_many_files_once(drive):
     data |= {drive.path("a/05"): b"another", drive.path("a/06"): b"uploaded beside it"}
     for n_changed in (2, 0):
         assert fs.cat(list(data)) == data
-        assert (
-            sorted(drive.asked()) == ["list"] * 3 + ["media"] * n_changed
-        )  # a small folder is listed at once
+        # A small folder is listed at once.
+        assert sorted(drive.asked()) == ["list"] * 3 + ["media"] * n_changed
 
 
 def test_the_folders_of_an_expired_path_are_looked_up_in_parallel(drive):

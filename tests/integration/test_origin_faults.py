@@ -181,9 +181,8 @@ def test_faults_lead_to_right_bytes_or_the_right_error_and_nothing_wrong_is_cach
     for name, times in [*((name, 1) for name in PASSING), *((name, None) for name in LASTING)]:
         if name in ("wrong total", "wrong range", "all for a range") and MOMENTS[moment][1] != "media":
             continue
-        if "stalled" in name and (
-            moment is write or machine.protocol == "s3"
-        ):  # gcsfs and s3fs have their own limits
+        # Gcsfs and s3fs have their own limits.
+        if "stalled" in name and (moment is write or machine.protocol == "s3"):
             continue
         if name in NOT_OF_S3 and machine.protocol == "s3":
             continue

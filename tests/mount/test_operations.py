@@ -599,9 +599,8 @@ def test_lines_that_machines_append_in_turn_are_all_there(mounted, elsewhere):
 def test_a_file_that_another_machine_has_made_is_appended_to(cloud, mounted):
     assert code_of(mounted.inode, "/log") == errno.ENOENT
     cloud.put("log", b"theirs\n")
-    assert (
-        code_of(mounted.create, "/log", os.O_WRONLY | os.O_APPEND) == errno.ESTALE
-    )  # Linux looks it up again
+    # Linux looks it up again.
+    assert code_of(mounted.create, "/log", os.O_WRONLY | os.O_APPEND) == errno.ESTALE
     append(mounted, "/log", b"ours\n")
     assert mounted.content("/log") == b"theirs\nours\n"
 

@@ -281,9 +281,8 @@ def test_only_a_public_folder_has_a_page(server: DriveServer) -> None:
 def test_a_server_without_sign_in_treats_keys_alike() -> None:
     with DriveServer() as server:
         item_id, folder, key = server.put("f", b"x"), server.folder("d"), server.api_key()
-        assert (
-            ask_json(server, V3, "POST", {"name": "new", "mimeType": FOLDER})["name"] == "new"
-        )  # as an account
+        # As an account.
+        assert ask_json(server, V3, "POST", {"name": "new", "mimeType": FOLDER})["name"] == "new"
         assert ask_json(server, f"{V3}/{item_id}", key=key)["reason"] == "notFound"
         server.publish(folder)
         assert ask_json(server, f"{V3}/{folder}", key=key)["id"] == folder

@@ -220,9 +220,8 @@ class DriveAccount:
         limits = self.limits if request.kind == "create" else None
         tries, n_created = RetryAttempts(policy), self.limits.n_created
         while True:
-            if (
-                request.method == "GET"
-            ):  # what changes things must not be sent again because its answer is late
+            # What changes things must not be sent again because its answer is late.
+            if request.method == "GET":
                 within_s = policy.first_byte_s(policy.metadata_s, tries.n_failed)
                 request = dataclasses.replace(request, within_s=within_s)
             try:

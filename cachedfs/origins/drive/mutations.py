@@ -221,9 +221,8 @@ class DriveWriter:
     # Copying and moving
     async def copy(self, source: str, target: str) -> None:
         """Copy the file `source` to `target`, on the server; a file that was at `target` goes into the trash."""
-        if await self._between(
-            source, target, self._copy
-        ):  # to fsspec, a copied folder is a folder that is made
+        # To fsspec, a copied folder is a folder that is made.
+        if await self._between(source, target, self._copy):
             await self.make_folder(target, exist_ok=True)
 
     async def _copy(self, source: str, target: str) -> bool:

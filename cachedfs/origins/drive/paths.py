@@ -49,9 +49,8 @@ logger = logging.getLogger("cachedfs.origins")
 MY_DRIVE, SHARED_WITH_ME = "My Drive", "Shared with me"
 _ID, _KEY = "id:", ",resourcekey="  # the last as in Drive's own links
 _REMEMBERED_S = 30.0  # for how long folders, and items that were just created
-_CHUNK_IN_FOLDERS = re.compile(
-    r"(.+)/c/[0-9]+/[0-9]+(?:/[0-9]+)*"
-)  # Zarr's default name of a chunk, and its array
+# Zarr's default name of a chunk, and its array.
+_CHUNK_IN_FOLDERS = re.compile(r"(.+)/c/[0-9]+/[0-9]+(?:/[0-9]+)*")
 _AT_ONCE = 8  # sibling folders listed at once; a listing costs 100 units of 325,000 a minute
 
 
@@ -126,9 +125,8 @@ class PathResolver:
     def __init__(self, account: DriveAccount) -> None:
         self._account, self._clock = account, account.policy.clock
         self._folders: dict[str, tuple[ObjectInfo, float]] = {}  # by path, with when each was seen
-        self._created: dict[
-            str, tuple[str, float]
-        ] = {}  # ids by path, with when they were created, oldest first
+        # Ids by path, with when they were created, oldest first.
+        self._created: dict[str, tuple[str, float]] = {}
         self._checks: dict[str, tuple[asyncio.Task[bool], float]] = {}  # by folder: the latest, and its start
         self._my_drive: ObjectInfo | None = None  # always the same folder
         self.partly_listed: set[str] = set()  # folders whose listing may lack names
@@ -151,9 +149,8 @@ class PathResolver:
             if parent is not None:  # a file: a folder may have its name, as it is now
                 self.expire_way(parent.path)
             if folder_of(path) == MY_DRIVE and self._my_drive is None and not (sure or for_folder):
-                items = await self.named(
-                    path, api.folder_info(MY_DRIVE, api.ROOT)
-                )  # its own id is not needed
+                # Its own id is not needed.
+                items = await self.named(path, api.folder_info(MY_DRIVE, api.ROOT))
             else:
                 _, items = await self.at(path, sure=sure)
         if not items:
@@ -172,9 +169,8 @@ class PathResolver:
         Each is the only one of its name, and no shortcut. More may be there than this finds.
         """
         top, names = place_of(path)
-        if not has_feed(
-            top
-        ):  # a view, or a folder by its id: what is below it may not be found by name alone
+        # A view, or a folder by its id: what is below it may not be found by name alone.
+        if not has_feed(top):
             return []
         here = self._my_drive or api.folder_info(top, api.ROOT) if top == MY_DRIVE else await self.folder(top)
         if (query := api.path_query(str(here.id), names)) is None:
@@ -248,9 +244,8 @@ class PathResolver:
         # By id, because a listing of several pages may have an item twice.
         items = {item["id"]: item for item in found if api.shown(item["name"]) == name}
         id, at = self._created.get(path, ("", -math.inf))
-        was_created = (
-            self._clock() < at + _REMEMBERED_S
-        )  # a query may not find it, and it must not be created twice
+        # A query may not find it, and it must not be created twice.
+        was_created = self._clock() < at + _REMEMBERED_S
         if not items and was_created and (item := await self._still_at(path, folder, id)):
             items = {id: item}
         if not items:

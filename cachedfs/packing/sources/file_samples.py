@@ -76,9 +76,8 @@ class FileSource(_OneSampleAFile):
         data = np.frombuffer(b"".join(self.files.ranges(wanted)), "u1")
         names = self.measure(SourcePiece(0, 0, min(PER_PIECE, len(self.files))))
         values = {"data": data, **names.small}
-        return [
-            SampleBatch(len(self.files), values, {**names.sizes, "data": sizes})
-        ]  # the sizes of all files
+        # The sizes of all files.
+        return [SampleBatch(len(self.files), values, {**names.sizes, "data": sizes})]
 
     def measure(self, piece: SourcePiece) -> PieceCounts:
         names, sizes = joined(self.files.name(i) for i in range(piece.start, piece.stop))

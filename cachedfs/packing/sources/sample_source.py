@@ -214,9 +214,8 @@ class SampleSource:
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         self.files, self.columns = files, columns
-        self.group_attributes: Mapping[
-            str, Mapping[str, Any]
-        ] = {}  # by the path of the group; "": the store's own
+        # By the path of the group; "": the store's own.
+        self.group_attributes: Mapping[str, Mapping[str, Any]] = {}
 
     def look(self) -> list[SampleBatch]:
         """Set `fields`, and return some samples. The caller must call it once, before any other method."""

@@ -23,10 +23,8 @@ _XML_CODES = {400: "InvalidArgument", 401: "AuthenticationRequired", 403: "Acces
 _XML_CODES |= {412: "PreconditionFailed", 416: "InvalidRange", 503: "ServiceUnavailable"}
 _UNMET = "At least one of the pre-conditions you specified did not hold."
 _NOT_SIMULATED = ("matchGlob", "includeTrailingDelimiter", "versions", "softDeleted")
-TEXT = {
-    "Content-Type": "text/html; charset=UTF-8",
-    "X-GUploader-UploadID": "sim",
-}  # headers of the upload server
+# Headers of the upload server.
+TEXT = {"Content-Type": "text/html; charset=UTF-8", "X-GUploader-UploadID": "sim"}
 
 
 class GCSReading(Service):

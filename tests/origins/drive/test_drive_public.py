@@ -52,9 +52,8 @@ async def test_an_api_key_reads_public_files_and_folders(make, server, folder):
     assert (await read(origin, f"id:{id}/sub/a"))[0] == DATA
     found = {info.path: info.size async for info in origin.list(f"id:{id}", deep=True)}
     assert found == {f"id:{id}/sub": None, f"id:{id}/sub/a": len(DATA)}
-    assert not [
-        request for request in server.requests if "key" in request.query
-    ]  # it is in no log of a proxy
+    # It is in no log of a proxy.
+    assert not [request for request in server.requests if "key" in request.query]
 
 
 async def test_an_api_key_reads_nothing_else_and_says_what_helps(make, server, folder, root):
