@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("pyarrow")
 pytest.importorskip("PIL")
 pytest.importorskip("h5netcdf")
+pytest.importorskip("torch")
 
 import h5netcdf
 import h5py
