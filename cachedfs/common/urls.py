@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -213,12 +214,12 @@ def filesystem_at(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 def import_error(protocol: str, error: ImportError, package: str = "") -> ImportError:
     """Return an error that says what a protocol's package cannot import, why, and what to do."""
     package = package or known_implementations[protocol]["class"].partition(".")[0]
+    if importlib.util.find_spec(package) is None:
+        advice = f': pip install "cachedfs[{_EXTRAS[protocol]}]"' if protocol in _EXTRAS else ""
+        return ImportError(f"{protocol}:// needs {package}, which is not installed ({error}){advice}")
     first: Any = error
     while isinstance(first.__cause__, ImportError):  # fsspec replaces the message
         first = first.__cause__
-    if (first.name or "").partition(".")[0] == package:
-        advice = f': pip install "cachedfs[{_EXTRAS[protocol]}]"' if protocol in _EXTRAS else ""
-        return ImportError(f"{protocol}:// needs {package}, which is not installed ({error}){advice}")
     return ImportError(
         f"{protocol}:// needs {package}, and its import failed: {first}. Another package may need a different "
         "version of that: `pip check` names both"
