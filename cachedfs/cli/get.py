@@ -95,7 +95,7 @@ class Copy(NamedTuple):
 
     @property
     def n_at_once(self) -> int:
-        """How many files of this size may be in memory at a time."""
+        """The most files of this size that may be in memory at a time."""
         parts = math.ceil(WINDOW / SMALL if self.size is None else min(WINDOW, self.size) / SMALL)
         return MOST >> max(0, parts - 1).bit_length()
 
@@ -187,7 +187,7 @@ def clash(first: Copy, second: Copy) -> FileExistsError:
 
 
 def copy(copies: list[Copy], errors: Errors, common: CommonOptions) -> CopyCounts:
-    """Make folders and copy files. The error of one file is added to `errors`; others are raised, and stop the copies."""
+    """Make folders and copy files. Add the error of one file to `errors`; raise all others."""
 
     def record(each: Copy, error: Exception) -> None:
         if isinstance(error, OSError) and error.errno in NOT_A_NAME:

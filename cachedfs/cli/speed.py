@@ -53,7 +53,7 @@ class Speeds(NamedTuple):
 
     @property
     def n_to_fill(self) -> int | None:
-        """How many requests fill the link; None if there were too few to see it."""
+        """The number of requests that fill the link; None if there were too few to see it."""
         n = (self.per_s or 0.0) * self.whole_s / self.size
         return None if not n or n > 0.8 * self.n else math.ceil(n)
 
@@ -89,7 +89,10 @@ def read_at_once(origin: Any, path: str, n: int, size: int, of: int) -> None:
 def forecast(
     speeds: Speeds, location: Location, found: list[dict[str, Any]], *, is_immutable: bool
 ) -> RunFigures:
-    """Return what a read of all entries would meet; no times where more requests would be faster, or of an unknown size."""
+    """Return the expected figures of a read of all entries.
+
+    They have no times where more requests would be faster, or the size is unknown.
+    """
     fs, data, times = location.fs, dict[str, Any](), dict[str, float]()
     if all(each["type"] == "file" and each["size"] is not None for each in found):
         size, cache = sum(int(each["size"]) for each in found), contents(location.cache, fs.config)

@@ -82,7 +82,7 @@ class SingleFlight:
     async def _run(self, slot: _Slot, lookup: Lookup, act: _Act) -> None:
         try:
             lookup.answer(await act(lookup))
-        except BaseException as error:
+        except BaseException as error:  # a cancellation too: those who wait must not wait for ever
             is_passed_on = isinstance(error, Exception) and not lookup.is_answered
             lookup.answer(error=error)
             if not is_passed_on:

@@ -205,7 +205,7 @@ class Downloads:
             if engine.paused_requests and not download.is_speculative:
                 self._stop_paused(path)
             await request()
-        except Exception as failure:
+        except Exception as failure:  # of any origin: its readers raise it
             error = self._failed(download, path, failure)
         finally:
             engine.active_requests.discard(download)

@@ -41,7 +41,7 @@ _Want = Range | Suffix
 
 
 class _Call:
-    """What the reads of one call, which have begun together, asked with `max_age=0`."""
+    """Lookups that the reads of one call share with `max_age=0`: these have begun together."""
 
     def __init__(self) -> None:
         self.folders: dict[str, asyncio.Future[ObjectInfo]] = {}
@@ -304,7 +304,7 @@ class Lookups:
         return found
 
     async def _look_up_path(self, paths: Sequence[str], _: Lookup) -> None:
-        """Look up the last of `paths` and all folders above it, which are the others, with one request if that finds them."""
+        """Look up a path with one request. `paths` are its folders, from the top, and the path itself."""
         objects, now, top = self.objects, clock.now(), paths[0].partition("/")[0]
         origin, position = objects.origin(top), self._change_feeds.position(top)
         counters = [objects.counter(path) for path in paths]

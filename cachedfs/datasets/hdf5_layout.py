@@ -28,7 +28,7 @@ NON_COORDINATE = "_nc4_non_coord_"  # prefix of a NetCDF variable that has the n
 
 
 def dataset_at(file: Any, name: str) -> Any:
-    """Return a dataset by its path, as NetCDF names it. Raises ValueError if the file has no such dataset of its own."""
+    """Return a dataset by its path, as NetCDF names it. Raises ValueError if the file itself has none."""
     head, slash, last = name.rpartition("/")
     if linked := elsewhere(file, name):
         raise ValueError(f"{name!r} {linked}")

@@ -19,7 +19,10 @@ __all__ = ["SkippedFiles"]
 
 
 class SkippedFiles:
-    """Errors of left-out files by path. DataLoader workers append theirs to a temporary file, and the parent reads it."""
+    """Errors of left-out files by path.
+
+    DataLoader workers append theirs to a temporary file, which the parent reads.
+    """
 
     def __init__(self, log: str | None = None) -> None:
         self._errors: dict[str, Exception] = {}

@@ -19,7 +19,7 @@ CERTAIN = 2.0  # where one takes so many times as long as the other, twice, tria
 
 
 class MadeBatch(NamedTuple):
-    """When a batch was made, in seconds, and the seconds on a core."""
+    """The times between which a batch was made, and its CPU time; all in seconds."""
 
     began: float
     ended: float

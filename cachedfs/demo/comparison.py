@@ -134,7 +134,7 @@ class ReaderProcess:
             opening_s = self._process.apply(open_url, (self._job, url))
             opening, opening_sent = self._server.count(), self._server.bytes_sent()
             took_s, hits, found = self._process.apply(read_opened, (self._job, options))
-        except Exception as error:
+        except Exception as error:  # of any library: say which reader met it
             error.add_note(f"{self._job} of {url} failed")
             raise
         reading, sent = self._server.count() - opening, self._server.bytes_sent() - opening_sent

@@ -192,7 +192,7 @@ class Origin(Protocol):
 
     @property
     def concurrency(self) -> int:
-        """Most requests that callers wait for and that run at once now; `RequestSlots` allows speculative ones beside them."""
+        """Most requests that callers wait for and that run at once now, without speculative ones."""
         ...
 
     @property

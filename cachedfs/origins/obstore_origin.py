@@ -62,7 +62,7 @@ def _kind(store: Any) -> str:
 
 
 def identity_of_store(store: Any, account: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """Return a text that identifies the data of a store and who reads it, without secrets.
+    """Return a text that identifies the data of a store and the account that reads it, without secrets.
 
     The endpoint, the bucket and the credentials count, as hashes. `account` takes the place of the credentials. Raises
     ValueError if it is missing and a credential provider hides them.

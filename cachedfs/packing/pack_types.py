@@ -159,7 +159,7 @@ class PieceCounts:
 
 
 def version_of(info: Mapping[str, Any]) -> str:
-    """Return what a listing tells of the version of a file, which changes with its content; "" for nothing."""
+    """Return the version of a file in a listing, which changes with its content; "" without one."""
     return next((str(info[key]) for key in VERSIONS if info.get(key) is not None), "")
 
 

@@ -36,7 +36,10 @@ class Chart(NamedTuple):
 
 
 class TimeSeries(NamedTuple):
-    """One value for each bin of time, drawn as `how` says: "bar", or a hatch or the style of a line in matplotlib's terms."""
+    """One value for each bin of time.
+
+    `how` is "bar", or a hatch or the style of a line in matplotlib's terms.
+    """
 
     label: str
     values: Sequence[float]

@@ -94,9 +94,9 @@ def child_query(folder_id: str, name: str) -> str:
 
 
 def path_query(folder_id: str, names: Sequence[str]) -> str | None:
-    """Return the query for the first name in a folder, and for the others in any folder: each is to be in the one before.
+    """Return the query for items of a path: the first name in a folder, the others in any folder.
 
-    Return None if Drive would not find one of the names, or not tell two of them apart.
+    The caller must check that each is in the one before. Return None if Drive would not find one of the names, or not tell two of them apart.
     """
     first, *others = names
     if not all(map(_is_found, names)) or len({_normal("NFC", name).lower() for name in names}) < len(names):

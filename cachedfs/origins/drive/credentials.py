@@ -70,7 +70,7 @@ class SignIn(NamedTuple):
 
 
 def scope_remedy(kind: str, name: str = "") -> str:
-    """Return what to do when the tokens of such credentials lack the scope of Drive; `name` is that of a saved account."""
+    """Return what to do when such credentials lack the scope of Drive; `name` is a saved account's."""
     saved = f"--account {shlex.quote(name)}` (without --read-only, if it is to change anything)"
     return {
         "account": f"sign in again with `cachedfs login drive {saved}",
@@ -209,7 +209,7 @@ def _of_file(name: str, option: str, given: Mapping[str, Any]) -> SignIn:
 
 
 def _of_json(info: dict[str, Any], where: str, given: Mapping[str, Any], path: str | None = None) -> SignIn:
-    """Return the key of a service account, or the credentials of a user; `where` is the option or file, for messages."""
+    """Return the sign-in of a service account or a user; messages name the option or file `where`."""
     if info.get("type") == "service_account":
         user = given.get("client_user_email")
         account, _ = owner_of(info, user)

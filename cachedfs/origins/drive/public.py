@@ -1,4 +1,4 @@
-"""What Google shows of Drive without an account or an API key: single public files, and the page of a public folder.
+"""Read Drive without an account or an API key: public files, and the pages of public folders.
 
 Google documents neither address. What is known is in gdown, yt-dlp and other programs. The download address takes ranges,
 answers 200 with a page where there is a problem, and asks to confirm the download of a large file, which `confirm=t` does
@@ -148,7 +148,10 @@ def not_listed(path: str) -> AccessDenied:
 
 
 def page_of(status: int, body: bytes, id: str, url: str, at: float) -> FolderPage:
-    """Return the page of the folder `id` from its answer; raise AccessDenied, or CachedFSError for a page of another form."""
+    """Return the page of the folder `id` from its answer.
+
+    Raises AccessDenied, or CachedFSError for a page of another form.
+    """
     if status != 200:
         kind = NoFolderPage if status == 404 else AccessDenied
         raise kind(

@@ -1,4 +1,4 @@
-"""Google Drive's limits: requests a minute and the quota of a day, when a request may be sent, and what an account used.
+"""Google Drive's limits a minute and a day, and what an account used of them.
 
 All numbers of Google are here. Their source is developers.google.com/workspace/drive/api/guides/limits (2026); the
 limits on new items are undocumented.
@@ -189,7 +189,7 @@ class SentRequests:
 
 
 class DriveLimits:
-    """What limits the requests of one account in this process: Google's rates, and a share of the daily quota.
+    """Limits of the requests of one account in this process: Google's rates, and a share of the daily quota.
 
     One rate counts all requests, and another one those that create items. The quota's `share` None is no limit; `stops`
     is "speculation" or "everything".

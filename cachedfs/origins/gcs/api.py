@@ -79,7 +79,7 @@ def object_path(path: str) -> str:
 
 # Reading
 class ReadHeaders(NamedTuple):
-    """The headers of a read, parsed. The body has the bytes from `offset` to `body_stop`, the range `start` to `stop`."""
+    """The parsed headers of a read of `start` to `stop`; the body has `offset` to `body_stop`."""
 
     info: ObjectInfo
     start: int

@@ -107,7 +107,10 @@ def unified(schema: pa.Schema, other: pa.Schema, given: Collection[str]) -> pa.S
 
 
 def cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the columns of a schema, in its types (null: as it is). Raises ValueError for a value that would change."""
+    """Return the columns of a schema in its types (null: as they are).
+
+    Raises ValueError for a value that would change.
+    """
     problems, columns = [], []
     for each in schema:
         if each.name not in table.column_names:
