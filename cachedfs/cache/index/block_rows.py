@@ -204,8 +204,3 @@ class BlockRows(TableRows):
     def is_pinned(self, identity: str, path: str) -> bool:
         values = (origin_of(identity), blob_of(path))
         return self.run("SELECT 1 FROM pins WHERE origin = ? AND path = ?", values).fetchone() is not None
-
-    def has_pinned_object(self, digest: str) -> bool:
-        """Return whether an object with cached blocks is pinned, given its digest."""
-        found = self.run("SELECT 1 FROM objects WHERE digest = ? AND is_pinned", (digest,)).fetchone()
-        return found is not None
