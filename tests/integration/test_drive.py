@@ -169,7 +169,8 @@ def test_an_array_with_flat_keys_costs_no_request_beside_its_chunks(drive):
     for key, value in array.store_path.store._store_dict.items():
         drive.put(f"flat.zarr/{key}", value.to_bytes())
     drive.asked()
-    assert zarr.open_array(drive.url("flat.zarr"), mode="r")[:].tolist() == [*range(1, 51)]
+    array = zarr.open_array(drive.url("flat.zarr"), mode="r", storage_options={"read_ahead": 0})
+    assert array[:].tolist() == [*range(1, 51)]
     # The folders by one request, and the listing of the array, beside its metadata and the chunks.
     assert drive.asked() == ["list"] * 2 + ["media"] * 51
 
@@ -192,7 +193,9 @@ def test_an_array_with_nested_keys_costs_two_lookups_a_chunk_and_a_warning(drive
     for key, value in array.store_path.store._store_dict.items():
         drive.put(f"a.zarr/{key}", value.to_bytes())
     drive.asked()
-    assert zarr.open_array(drive.url("a.zarr"), mode="r")[:].ravel().tolist() == [*range(1, 51)]
+    # Without read-ahead, which may list the folder too: that depends on how many reads wait.
+    array = zarr.open_array(drive.url("a.zarr"), mode="r", storage_options={"read_ahead": 0})
+    assert array[:].ravel().tolist() == [*range(1, 51)]
     asked = drive.asked()
     assert asked.count("media") == 51
     assert asked.count("list") == 2 + 1 + 2 * 50  # as above, the folder of the chunks, and two for each chunk
