@@ -336,9 +336,9 @@ def test_a_reader_does_not_wait_until_prefetched_blocks_are_stored(fs, origin, m
     """The disk is slower than the link: here it stores nothing."""
     may_store, put = threading.Event(), BlockStore.put
 
-    def held(cache, given, bounds, *, victims=()):
+    def held(cache, given, bounds, **options):
         assert may_store.wait(120)
-        return put(cache, given, bounds, victims=victims)
+        return put(cache, given, bounds, **options)
 
     monkeypatch.setattr(BlockStore, "put", held)
     monkeypatch.setattr("cachedfs.core.engine.Engine.max_queued", 16 * MiB)
