@@ -46,11 +46,11 @@ endif
 # What reads and writes, with the oldest releases that are accepted. Not of the tests: what their own deprecations say, and
 # what their namespace packages import when Python starts; fsspec's memory and xarray's Zarr were others then.
 OLDEST = $(VENV)-oldest
-OLDEST_TESTS = origins cache core filesystem packing cli integration/test_drive.py test_config.py
+OLDEST_TESTS = origins cache core filesystem packing integration/test_drive.py test_config.py
 oldest:  ## The same reads and writes with the oldest dependencies that pyproject.toml accepts
 	$(PYTHON) -m venv --clear $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/release/oldest.txt --editable ".[gcs,drive,zarr,hdf5,sim,cli]" \
-		pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis pandas pyarrow psutil xarray
+		pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis pandas pyarrow psutil xarray pillow
 	$(OLDEST)/bin/python -m pytest -m $(SUITE) -W default::DeprecationWarning $(TOGETHER) \
 		-k "not OverDrive and not emory and not xarray and not imports" $(OLDEST_TESTS:%=tests/%) $(ARGS)
 
