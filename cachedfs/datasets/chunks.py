@@ -6,7 +6,7 @@ import functools
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +32,7 @@ class ChunkSlice:
     beside: ChunkPositions  # its position along the other axes
     path: str  # the object that contains the chunk
     out: Array
-    flat: memoryview | None  # the bytes of `out`, if decoded chunks may go there as they are
+    place: memoryview | None  # the bytes of `out` for the chunk, if it goes there whole and as it is decoded
     n_rows: int
     rows: Rows
     within: Rows
@@ -47,21 +47,6 @@ class ChunkSlice:
         first = self.within.start if isinstance(self.within, slice) else self.within[0]
         return self.number * self.layout.chunk[0] + int(first)
 
-    @property
-    def is_wanted_again(self) -> bool:
-        """True if the chunk has other samples than these."""
-        return self.n_rows < self.layout.chunk[0] and self.n_rows < self.layout.n_rows(self.number)
-
-    @property
-    def place(self) -> memoryview | None:
-        """The bytes of `out` for the chunk, if it goes there whole, in order and as it is decoded; else None."""
-        rows, n = self.rows, self.layout.chunk[0]
-        if self.flat is None or self.n_rows != n or isinstance(rows, list) or isinstance(self.within, list):
-            return None
-        size = self.layout.decoder.size
-        start = rows.start * (size // n)
-        return self.flat[start : start + size]
-
     def put(self, chunk: Array | None) -> None:
         """Copy the needed rows into place. None as `chunk` stands for a chunk that was never written."""
         there = (self.rows, *self.beside.there)
@@ -73,44 +58,61 @@ class ChunkSlice:
 
 def parts_of(layout: ArrayLayout, samples: Array, out: Array) -> Iterator[ChunkSlice]:
     """Yield the parts of chunks that these samples need, in the order of their first use."""
-    n = layout.chunk[0]
-    rows: dict[int, list[int]] = {}
-    for row, number in enumerate((samples // n).tolist()):
-        rows.setdefault(number, []).append(row)
-    inside = (samples % n).tolist()
-    flat = _flat(layout, out)
-    for number, own in rows.items():
-        where, within = _as_slice(own), _as_slice([inside[row] for row in own])
-        for beside in layout.beside:
-            path = layout.object_path(number, beside)
-            yield ChunkSlice(layout, number, beside, path, out, flat, len(own), where, within)
+    return _parts(layout, out, _rows_of(layout.chunk[0], samples))
 
 
 def parts_between(layout: ArrayLayout, start: int, stop: int, out: Array, at: int) -> Iterator[ChunkSlice]:
     """Yield the parts of chunks that hold the rows `[start, stop)`, which go to `out` from row `at` on."""
-    n = layout.chunk[0]
-    flat = _flat(layout, out) if stop - start >= n else None
+    return _parts(layout, out, _rows_between(layout.chunk[0], start, stop, at))
+
+
+Needed = tuple[
+    int, int, Rows, Rows
+]  # index of a chunk along the first axis, number of rows, `rows`, `within`
+
+
+def _rows_of(n: int, samples: Array) -> Iterator[Needed]:
+    rows: dict[int, list[int]] = {}
+    for row, number in enumerate((samples // n).tolist()):
+        rows.setdefault(number, []).append(row)
+    inside = (samples % n).tolist()
+    for number, own in rows.items():
+        if len(own) == 1:
+            row, at = own[0], inside[own[0]]
+            yield number, 1, slice(row, row + 1), slice(at, at + 1)
+        else:
+            yield number, len(own), _as_slice(own), _as_slice([inside[row] for row in own])
+
+
+def _rows_between(n: int, start: int, stop: int, at: int) -> Iterator[Needed]:
     while start < stop:
         number, inside = divmod(start, n)
         rows = min(n - inside, stop - start)
-        where, within = slice(at, at + rows), slice(inside, inside + rows)
-        for beside in layout.beside:
-            path = layout.object_path(number, beside)
-            yield ChunkSlice(layout, number, beside, path, out, flat, rows, where, within)
+        yield number, rows, slice(at, at + rows), slice(inside, inside + rows)
         start, at = start + rows, at + rows
 
 
-def _flat(layout: ArrayLayout, out: Array) -> memoryview | None:
+def _parts(layout: ArrayLayout, out: Array, needed: Iterable[Needed]) -> Iterator[ChunkSlice]:
+    n, size = layout.chunk[0], layout.decoder.size
     is_flat = layout.is_whole and out.size and out.flags.c_contiguous
-    return out.reshape(-1).view("u1").data if is_flat else None
+    flat = out.reshape(-1).view("u1").data if is_flat else None
+    paths: dict[int, list[str]] = {}  # by the number of the object
+    for number, n_rows, rows, within in needed:
+        of_object = number // layout.per_object[0]
+        if of_object not in paths:
+            paths[of_object] = [layout.object_path(of_object, beside) for beside in layout.beside]
+        place = None
+        if flat is not None and n_rows == n and isinstance(rows, slice) and isinstance(within, slice):
+            start = rows.start * (size // n)
+            place = flat[start : start + size]
+        for beside, path in zip(layout.beside, paths[of_object], strict=True):
+            yield ChunkSlice(layout, number, beside, path, out, place, n_rows, rows, within)
 
 
 def _as_slice(numbers: list[int]) -> Rows:
     """Return consecutive numbers as a slice, and other numbers unchanged."""
-    first, n = numbers[0], len(numbers)
-    if n == 1 or (numbers[-1] - first == n - 1 and numbers == list(range(first, first + n))):
-        return slice(first, first + n)
-    return numbers
+    run = range(numbers[0], numbers[0] + len(numbers))
+    return slice(run.start, run.stop) if numbers == [*run] else numbers
 
 
 @dataclass(eq=False, slots=True)

@@ -73,10 +73,9 @@ class ShardIndexFormat:
         return (-size, None) if self.is_at_end else (0, size)
 
     def decode(self, data: bytes) -> npt.NDArray[np.uint64]:
-        """Return an array with the offset and length of each chunk in its last axis. Raises ValueError if invalid."""
-        return np.frombuffer(without_crc32c(data) if self.has_checksum else data, self.dtype).reshape(
-            *self.shape, 2
-        )
+        """Return the offset and the length of each chunk, one after another. Raises ValueError if they are invalid."""
+        found = np.frombuffer(without_crc32c(data) if self.has_checksum else data, self.dtype)
+        return found.reshape(2 * math.prod(self.shape))
 
 
 class ChunkPositions(NamedTuple):
@@ -84,7 +83,7 @@ class ChunkPositions(NamedTuple):
 
     place: Place
     of_object: Place  # position of its object
-    inner: Place  # position in its shard
+    inner: int  # its number among the chunks of its shard that hold one sample
     # Slices of the sample and of the chunk, without the part of the chunk beyond the edge of the array.
     there: tuple[slice, ...]
     here: tuple[slice, ...]
@@ -110,6 +109,11 @@ class ArrayLayout:
         return (1,) * len(self.shape) if self.index is None else self.index.shape
 
     @cached_property
+    def n_beside(self) -> int:
+        """Chunks of an object that hold one sample."""
+        return math.prod(self.per_object[1:])
+
+    @cached_property
     def is_whole(self) -> bool:
         """True if the decoded bytes of a chunk are those of whole samples."""
         return self.decoder.is_direct and self.shape[1:] == self.chunk[1:]
@@ -119,9 +123,8 @@ class ArrayLayout:
         return min(self.chunk[0], self.shape[0] - number * self.chunk[0])
 
     def object_path(self, number: int, beside: ChunkPositions) -> str:
-        """Return the path of the object that contains a chunk."""
-        name = self.metadata.encode_chunk_key((number // self.per_object[0], *beside.of_object))
-        return f"{self.path}/{name}"
+        """Return the path of an object, given its index along the first axis."""
+        return f"{self.path}/{self.metadata.encode_chunk_key((number, *beside.of_object))}"
 
     @cached_property
     def beside(self) -> list[ChunkPositions]:
@@ -134,7 +137,9 @@ class ArrayLayout:
             stops = np.minimum(np.add(starts, parts), self.shape[1:]).tolist()
             spans = [*zip(starts, stops, strict=True)]
             of_object = tuple(at // n for at, n in zip(place, n_each, strict=True))
-            inner = tuple(at % n for at, n in zip(place, n_each, strict=True))
+            inner = 0
+            for at, n in zip(place, n_each, strict=True):
+                inner = inner * n + at % n
             there = tuple(slice(start, stop) for start, stop in spans)
             found.append(
                 ChunkPositions(

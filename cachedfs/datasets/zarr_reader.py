@@ -107,8 +107,10 @@ class ChunkReader:
         try:
             for part in parts:
                 own.append(part)
-                if part.is_wanted_again and (version := self._version(part.path)) is not None:
-                    part.key = part.layout.path, part.number, part.beside.place, version
+                layout = part.layout
+                is_whole = part.n_rows == layout.chunk[0] or part.n_rows == layout.n_rows(part.number)
+                if not is_whole and (version := self._version(part.path)) is not None:
+                    part.key = layout.path, part.number, part.beside.place, version
                     if (future := pool.take(part)) is not None:
                         others.append((own.pop(), future))
             self._fill(own)
@@ -135,7 +137,7 @@ class ChunkReader:
         for row in rows if indexed else ():
             for layout, index in indexed:
                 for beside in layout.beside:
-                    path = layout.object_path(row // layout.chunk[0], beside)
+                    path = layout.object_path(row // (layout.chunk[0] * layout.per_object[0]), beside)
                     if path not in yielded and self._cached_index(path) is None:
                         yield path, *index.bounds  # type: ignore[misc]  # one of the bounds may be None
                     yielded.add(path)
@@ -280,8 +282,8 @@ class ChunkReader:
                     raise ValueError(
                         f"{self._fs.unstrip_protocol(part.path)} is truncated: its index has a chunk at bytes {part.start} to {part.stop}"
                     )
-                if part.own is None and (place := part.place) is not None:
-                    part.layout.decoder.into(data, place)
+                if part.own is None and part.place is not None:
+                    part.layout.decoder.into(data, part.place)
                     return
                 chunk = part.layout.decoder.array(data)
             part.put(chunk)
@@ -304,12 +306,14 @@ def _only(versions: set[Any]) -> Hashable:
 
 def _locate(part: ChunkSlice, shards: dict[str, _Shard]) -> bool:
     """Set the byte range of a chunk in its shard; return False if the shard does not contain it."""
-    if part.layout.index is None:
+    layout = part.layout
+    if layout.index is None:
         return True
     index = shards[part.path].chunks
     if index is None:
         return False
-    start, n = index[(part.number % part.layout.per_object[0], *part.beside.inner)].tolist()
+    at = 2 * (part.number % layout.per_object[0] * layout.n_beside + part.beside.inner)
+    start, n = index.item(at), index.item(at + 1)
     part.start, part.stop = start, start + n
     return not start == n == NOTHING
 
