@@ -14,6 +14,7 @@ import zarr
 from zarr.storage import FsspecStore
 
 from cachedfs.config import parse_size
+from cachedfs.datasets.nodes import Keys, run_keys
 from cachedfs.datasets.ragged_arrays import RaggedArray
 from cachedfs.datasets.samples import Item, Samples, once_each
 from cachedfs.datasets.zarr_layout import (
@@ -123,7 +124,7 @@ class ZarrDataset(Samples):
                 self._through[name] = _Through(self.url, storage_options, name)
         self.tells_reading = not self._through  # zarr does not separate reading from decoding
         self._direct = ChunkReader(self.fs, layouts, pool_size=pool_size, naming=self.naming)
-        self.group_size = self._group_size_of(found)
+        self.group_size, self._object_size = self._group_sizes_of(found)
 
     def __len__(self) -> int:
         return self._length
@@ -165,6 +166,10 @@ class ZarrDataset(Samples):
         """
         ragged = [(one.touched, one.elements) for one in self._ragged.values()]
         return items_of([(own_rows, self._direct), *ragged], map(self.number, indexes))
+
+    def objects(self) -> tuple[Keys, None]:
+        """Return a hash of each sample's shard, or of its chunk without shards, of the array with the largest samples."""
+        return run_keys(len(self), self._object_size), None
 
     def _numbers(self, indexes: Sequence[int]) -> npt.NDArray[np.int64]:
         numbers = np.asarray(indexes)
@@ -235,8 +240,8 @@ class ZarrDataset(Samples):
             f"{self!r}: arrays of different lengths have no common samples: {described}; name those of one length, arrays=(...)"
         )
 
-    def _group_size_of(self, found: Mapping[str, Any]) -> int:
-        """Return how many samples one fetch reads of the array with the most bytes per sample.
+    def _group_sizes_of(self, found: Mapping[str, Any]) -> tuple[int, int]:
+        """Return how many samples one fetch reads of the array with the most bytes per sample, and one object has.
 
         They are those of one chunk, or in a shard those of as many adjacent chunks as fit into a cache block.
         """
@@ -248,10 +253,11 @@ class ZarrDataset(Samples):
         try:
             rows, shards = max(1, int(found[name].chunks[0] / each)), getattr(found[name], "shards", None)
         except NotImplementedError:  # chunks of different shapes
-            return 1
+            return 1, 1
         if not shards:
-            return rows
-        return rows * max(1, int(min(shards[0] / each, FETCHED / max(1, sizes[name]))) // rows)
+            return rows, rows
+        group_size = rows * max(1, int(min(shards[0] / each, FETCHED / max(1, sizes[name]))) // rows)
+        return group_size, max(group_size, int(shards[0] / each))
 
 
 class _Through:
