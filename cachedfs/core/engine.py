@@ -65,6 +65,7 @@ class Engine:
 
     def __init__(self, directories: Sequence[str], *, explicit: bool) -> None:
         self.pid = os.getpid()
+        self.cache_dir = directories[0]
         self.cache = BlockStore(directories, explicit=explicit)
         self.store_queue = StoreQueue(self.cache, self._stored)
         self.drain = self.store_queue.drain
