@@ -16,6 +16,7 @@ from rich.text import Text
 
 from cachedfs.cli.arguments import CommonOptions, command, flag, option
 from cachedfs.cli.output import is_narrow, minute_of, print_json, print_table, progress, rate, say, table_of
+from cachedfs.cli.prometheus import exposition
 from cachedfs.common.text import counted, per_cent
 from cachedfs.config import Config
 from cachedfs.errors import CacheError
@@ -44,6 +45,7 @@ def cache_of(config: Config) -> BlockStore:
     "cachedfs stats --watch",
     "cachedfs stats --cache-dir /fast/nvme --json",
     "cachedfs stats -o cache_size=200GB",
+    "cachedfs stats --prometheus",
 )
 def stats(
     common: CommonOptions,
@@ -51,6 +53,7 @@ def stats(
     every: Annotated[
         float, option("SECONDS", "With --watch: how long between two looks.", default=True)
     ] = 1.0,
+    prometheus: Annotated[bool, flag("Print the totals as text for Prometheus.", "--prometheus")] = False,
 ) -> None:
     """Show what the cache holds and what it saved.
 
@@ -67,6 +70,9 @@ def stats(
     with progress("looking at all blocks", is_quiet=common.as_json):
         found, counts, folders = contents(cache, config), cache.counts.total(), folders_of(cache.held())
         quotas = quotas_of(cache)
+    if prometheus:
+        typer.echo(exposition(found, counts, quotas), nl=False)
+        return
     if common.as_json:
         saved = {"bytes_saved": counts.bytes_saved, "requests_saved": counts.requests_saved}
         counted_ = counts._asdict() | saved | {"since": time_of(counts.since)}
