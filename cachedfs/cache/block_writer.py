@@ -55,12 +55,12 @@ class _NewBlock(NamedTuple):
 class BlockWriter(BlockReader):
     """Writes to one cache for one process. Unless they say otherwise, methods raise CacheError on failure."""
 
-    def __init__(self, cache_dirs: Sequence[str], *, explicit: bool) -> None:
+    def __init__(self, cache_dir: str, *, explicit: bool) -> None:
         warnings = WarnOnce()
         self.locks = ByteRangeLocks(warnings.slower)
-        shared = SharedFiles(root_in(cache_dirs[0]), self.locks, warnings)
+        shared = SharedFiles(root_in(cache_dir), self.locks, warnings)
         own = CacheDirectory(
-            cache_dirs, explicit=explicit, locks=self.locks, warnings=warnings, on_open=shared.move_to
+            cache_dir, explicit=explicit, locks=self.locks, warnings=warnings, on_open=shared.move_to
         )
         super().__init__(own, shared, warnings)
         own.on_look += [

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Container, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from cachedfs.core.store_queue import FetchedBlock
 from cachedfs.core.version import Version, version_of
 from cachedfs.errors import CachedFSError, ChecksumMismatch, ObjectChanged, ObjectNotFound
 from cachedfs.origins.base import Reply
+from cachedfs.shared import SharedReply
 
 __all__ = ["Downloads"]
 
@@ -61,7 +63,7 @@ class Downloads:
 
         Adjacent blocks share a request. With `demand`, reading pauses at that byte until a reader wants more. `overdue`
         blocks are fetched even if another process holds their fetch lock: it may be stopped (SIGSTOP, Ctrl-Z). Raises
-        OriginUnavailable for an uncached block if `offline` is set.
+        OriginUnavailable for an uncached block if `offline` is set and there is no shared cache.
 
         A block is missing from the result if another process fetches it, or if it has just been stored. Each fetch lock
         is held until the block is stored or its request has failed.
@@ -74,7 +76,7 @@ class Downloads:
             if download is not None:
                 if download.covers(index * version.block_size):
                     found[index] = download
-            elif config.offline:
+            elif config.offline and self.objects.engine.shared is None:
                 if not cache.has(version, index):
                     raise self.objects.offline(version.info.path)
             else:
@@ -202,7 +204,7 @@ class Downloads:
         engine.active_requests.add(download)
         download.task = asyncio.current_task()
         try:
-            if engine.paused_requests and not download.is_speculative:
+            if engine.paused_requests and not (download.is_speculative or self.objects.config.offline):
                 self._stop_paused(path)
             await request()
         except Exception as failure:  # of any origin: its readers raise it
@@ -238,8 +240,10 @@ class Downloads:
         """Read `bytes_` of the object version `info`; raise ObjectChanged if the origin announces other bytes."""
         if download.stopped and download.demand <= download.start:
             return  # stopped before it started
-        origin, sent_at = self.objects.origin(info.path), time.monotonic()
-        async with origin.read(info.path, bytes_, info) as reply:
+        sent_at = time.monotonic()
+        is_shared = self.objects.engine.shared is not None and download.version is not None
+        read = self._read_shared if is_shared else self.objects.origin(info.path).read
+        async with read(info.path, bytes_, info) as reply:
             started_at = time.monotonic()
             if (reply.start, reply.stop) != (bytes_.start, bytes_.stop):
                 # Accepting other bytes would make readers wait for the missing ones and request them for ever.
@@ -250,11 +254,24 @@ class Downloads:
                 )
             await self._receive(download, reply)
         # Only speculative requests are timed: others may have been paused, or have waited for a slot.
-        if download.is_speculative and download.filled == download.stop:
+        is_timed = download.is_speculative and not isinstance(reply, SharedReply)
+        if is_timed and download.filled == download.stop:
             took_s, size = time.monotonic() - started_at, bytes_.size
             self.objects.engine.speculation.record_timing(
-                origin, wait_s=started_at - sent_at, size=size, took_s=took_s
+                self.objects.origin(info.path), wait_s=started_at - sent_at, size=size, took_s=took_s
             )
+
+    def _read_shared(self, path: str, bytes_: Range, info: ObjectInfo) -> AbstractAsyncContextManager[Reply]:
+        """Read what is in the shared cache of one version, and the rest from the origin."""
+        objects, shared = self.objects, self.objects.engine.shared
+        assert shared is not None
+        return shared.read(
+            objects.identity,
+            info,
+            bytes_,
+            lambda rest: objects.origin(path).read(path, rest, info),
+            waits=objects.config.offline,
+        )
 
     async def _read_unknown(
         self,
