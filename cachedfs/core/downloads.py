@@ -141,7 +141,7 @@ class Downloads:
         such headers.
         """
         objects, download = self.objects, Download(demand=demand)
-        learn = partial(objects.learn, path, asked_at=clock.now(), counter=objects.counter(path), then=then)
+        learn = partial(objects.learn, path, asked_at=clock.now(), counter=lookup.counter, then=then)
         await self._run(download, path, want, partial(self._answer, lookup, download, learn))
         if download.info is None and isinstance(download.error, ObjectNotFound):
             lookup.answer((learn(None), None))
@@ -153,13 +153,17 @@ class Downloads:
     def _answer(
         self, lookup: Lookup, download: Download, learn: Callable[[ObjectInfo], Entry], reply: Reply
     ) -> None:
-        """Answer a lookup with the metadata in the headers of a read, and with its download."""
-        objects = self.objects
-        version = version_of(objects.identity, reply.info, objects.config.block_size)
+        """Answer a lookup with the metadata in the headers of a read, and with its download of complete blocks."""
+        objects, engine, size = self.objects, self.objects.engine, self.objects.config.block_size
+        version = version_of(objects.identity, reply.info, size)
         download.begin(reply.info, version, Range(reply.start, reply.stop))
-        # First take the fetch locks: others that see the entry would fetch the same blocks.
         if version is not None:
-            self._lock_whole(download, version)
+            first = -(-reply.start // size)
+            stop = reply.stop // size if reply.stop < version.size else -(-version.size // size)
+            # Before others see the entry: they would fetch the same blocks. Those that another process locked come twice.
+            engine.cache.locks.take(version.number + first, stop - first)
+            whole = [index for index in range(first, stop) if (version.digest, index) not in engine.by_block]
+            self._register(download, version, whole)
         entry = learn(reply.info)
         entry.version = version
         lookup.answer((entry, download))
@@ -296,16 +300,6 @@ class Downloads:
             is_complete = download.start <= index * size and stop <= download.filled
             if not is_complete and engine.by_block.get((version.digest, index)) is download:
                 engine.release_block(version, index)
-
-    def _lock_whole(self, download: Download, version: Version) -> None:
-        """Lock and register the complete blocks that a request for an unknown object turned out to bring."""
-        engine, size = self.objects.engine, version.block_size
-        first = -(-download.start // size)
-        stop = download.stop // size if download.stop < version.size else -(-version.size // size)
-        # If another process holds the lock of a block, that block is fetched twice.
-        engine.cache.locks.take(version.number + first, stop - first)
-        free = [index for index in range(first, stop) if (version.digest, index) not in engine.by_block]
-        self._register(download, version, free)
 
     def _register(self, download: Download, version: Version, indexes: Iterable[int]) -> None:
         """Record that blocks are missing, before a reader may use them, and which request brings them."""
