@@ -155,9 +155,11 @@ class Lookups:
         try:
             if (old := objects.known(path)) and (answer := await self._answer_without_body(path, old)):
                 return answer, None
-            stale = partial(_without_download, old) if old and can_stand(objects, old) else None
             first = partial(self._downloads.first, path, want, lookup, demand=demand, then=release)
-            return await answer_of(objects, first, path, stale)
+            if old is None or not can_stand(objects, old):
+                await first()
+                return None
+            return await answer_of(objects, first, path, partial(_without_download, old))
         finally:
             if release is not None and not lookup.is_answered:
                 objects.engine.store_queue.put(then=release)

@@ -7,9 +7,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 from fsspec.core import has_magic
 
 from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, files_of, paths_of
+from cachedfs.datasets.nodes import Keys, name_keys
 from cachedfs.datasets.samples import Item, Samples, T, reading
 from cachedfs.datasets.skipped_files import SkippedFiles
 from cachedfs.errors import ChecksumMismatch, OriginUnavailable
@@ -64,8 +67,10 @@ class FileDataset(Samples[T]):
         first, urls = as_urls(url)
         super().__init__(first, transform=transform, storage_options=storage_options)
         self.decode, self.label = decode, label
-        listed = files_of(self.fs, first, self.path) if urls is None else paths_of(self.fs, urls)
+        sizes = files_of(self.fs, first, self.path) if urls is None else {}
+        listed = sizes if urls is None else paths_of(self.fs, urls)
         self.paths = CompactStrings(listed)
+        self._sizes = np.array([size or 0 for size in sizes.values()], np.int64) if sizes else None
         self.on_error = on_error
         self._skipped = SkippedFiles() if on_error == "skip" else None
 
@@ -106,6 +111,10 @@ class FileDataset(Samples[T]):
             path = self.paths[self.number(index)]
             # An explicit byte range: `prefetch` would take the path alone for a pattern.
             yield (path, 0, sys.maxsize) if has_magic(path) else path
+
+    def objects(self) -> tuple[Keys, npt.NDArray[np.int64] | None]:
+        """Return a hash of each file's path, and the size of each file as listed (None: the files were given as a list)."""
+        return name_keys(self.paths, len(self)), self._sizes
 
     def _read(self, paths: list[str]) -> dict[str, bytes | BaseException]:
         with reading():  # not `cat`: it takes some names for patterns

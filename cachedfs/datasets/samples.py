@@ -11,10 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
+import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset, Subset, default_collate
 
 from cachedfs.common.urls import filesystem_at
 from cachedfs.core.readahead import as_declared
+from cachedfs.datasets.nodes import Keys, StoredObjects, run_keys
 from cachedfs.filesystem import CachedFileSystem
 
 if TYPE_CHECKING:
@@ -105,6 +107,13 @@ class Samples(Dataset[T], Generic[T]):
     def items(self, indexes: Iterable[int]) -> Iterator[Item]:
         """Yield what these samples read, in order, as items of `fs.prefetch`; nothing if it is not known."""
         return iter(())
+
+    def objects(self) -> tuple[Keys, npt.NDArray[np.int64] | None]:
+        """Return for each sample a hash of what it is stored in, and the bytes of that (None: not known).
+
+        A Loader with `shuffle="node"` keeps samples with the same hash on one node; by default those of neighbors.
+        """
+        return run_keys(len(self), self.group_size), None
 
     def number(self, index: Any) -> int:
         """Return a sample's index counted from the start. Raises IndexError if out of range, TypeError if no integer."""
@@ -206,6 +215,7 @@ class SampleReader:
             self._subsets.append(inner.indices)
             inner = inner.dataset
         samples = self._samples = inner if isinstance(inner, Samples) else None
+        self._n_inner = len(inner)
         fs = None if samples is None else samples.fs
         self.fs = fs if isinstance(fs, CachedFileSystem) else None
         self.prefetch: Callable[[Iterable[Item]], Any] | None = getattr(fs, "prefetch", None)
@@ -228,6 +238,15 @@ class SampleReader:
         """Return whether a cachedfs filesystem has all that these samples read in its cache."""
         fs = self.fs
         return fs is not None and all(map(fs._is_item_cached, self.items(indexes)))
+
+    def objects(self) -> StoredObjects:
+        """Return the objects of the samples, by which a node shuffle divides them."""
+        samples = self._samples
+        keys, sizes = samples.objects() if samples is not None else (run_keys(self._n_inner), None)
+        numbers = np.arange(len(self))
+        for subset in self._subsets:
+            numbers = np.asarray(subset, dtype=np.int64)[numbers]
+        return StoredObjects(keys[numbers], None if sizes is None else sizes[numbers])
 
     def batch(self, indexes: Sequence[int], collate: Collate | None) -> Any:
         """Return a batch of samples; any error gets a note that lists their indexes."""

@@ -327,7 +327,7 @@ class Packing:
             seconds=round(self._planning_s + time.perf_counter() - started, 3),
             verified=f"verified: {n_stated} objects by the origin's checksum, {len(stored) - n_stated} read back",
             skipped=[f"{name}: {reason}" for name, reason in skipped.items()],
-            notes=self.notes,
+            notes=[*self.source.notes],  # those of counting, too
         )
 
     def _verify(self, stored: Mapping[str, StoredObject], lengths: Mapping[str, int], n: int) -> None:

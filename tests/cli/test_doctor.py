@@ -130,7 +130,7 @@ def test_doctor_says_why_there_is_no_way_to_drive(drive, monkeypatch, tmp_path):
     monkeypatch.setitem(fsspec.config.conf, "drive", {"endpoint_url": drive.server.endpoint_url})
     for name in ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "HOME"):
         monkeypatch.setenv(name, "" if name.startswith("GOOGLE") else str(tmp_path))
-    monkeypatch.setattr("google.auth.compute_engine._metadata._NO_GCE_CHECK", True)
+    monkeypatch.setattr("google.auth.compute_engine._metadata.is_on_gce", lambda request: False)
     (failed,) = failing(drive.url())
     assert "auth.authenticate_user()" in failed["found"]
     (failed,) = failing("-o", "token=anon", "-o", "endpoint_url=http://127.0.0.1:9", drive.url())

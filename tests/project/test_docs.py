@@ -76,7 +76,7 @@ RUN = {  # the number of blocks that run in each page, with all packages install
     "docs/guide-gcs.md": 15,
     "docs/guide-packing.md": 2,
     "docs/guide-s3.md": 1,
-    "docs/guide-training.md": 4,
+    "docs/guide-training.md": 5,
     "docs/guide-zarr.md": 9,
     "docs/index.md": 1,
     "docs/start.md": 2,
@@ -289,7 +289,7 @@ def test_programs_pasted_into_python_print_only_their_results(page, n_blocks, ne
 def test_every_block_runs_or_says_why_not(page):
     for block in blocks_of(read(page)):
         where = f"{page}, line {block.line}"
-        assert block.language in ("python", "text", "sh", "json", "diff", ""), where
+        assert block.language in ("python", "text", "sh", "bash", "json", "yaml", "diff", ""), where
         if block.language == "python":
             assert re.fullmatch(r"|needs [\w.]+|not run: \S.{5,}", block.note), where
             assert page in RUN or block.note.startswith("not run:"), f"{where}: give the page a number in RUN"
@@ -298,6 +298,11 @@ def test_every_block_runs_or_says_why_not(page):
             assert block.note in ("", *LATITUDE), where
         elif block.language == "json":
             json.loads(block.text)
+        elif block.language == "yaml":
+            for document in importlib.import_module("yaml").safe_load_all(block.text):
+                assert {"apiVersion", "kind", "metadata", "spec"} <= document.keys(), where
+        elif block.language == "bash":
+            subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
 
 
 # Names and links.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import tarfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +17,8 @@ from cachedfs.packing.sources.sample_source import MAX_SAMPLE, NAMES, BadFile, S
 from cachedfs.packing.sources.source_tools import checked_fields, joined, looked_at, names_of, spread, within
 
 __all__ = ["TarSource"]
+
+logger = logging.getLogger("cachedfs.packing")
 
 SAMPLED = 8  # tar files that `look` reads
 SAMPLED_SIZE = 2 << 20  # bytes of each of them that it reads
@@ -36,6 +40,7 @@ class TarSource(SampleSource):
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         advice = "members are packed as bytes: give a list of endings, such as ['jpg']"
         super().__init__(files, names_of(columns, advice))
+        self.notes: list[str] = []
 
     def look(self) -> list[SampleBatch]:
         numbers = self.files.numbers
@@ -47,6 +52,10 @@ class TarSource(SampleSource):
         if not endings:
             raise ValueError(f"{self.files.url}: no file is in it")
         endings = self.columns or endings
+        if dotted := [ending for ending in endings if "." in ending]:
+            self.notes.append(
+                f"endings with a dot: {', '.join(dotted)}; the name of a sample ends at the first dot, as in WebDataset"
+            )
         ragged = (Field(ending, "uint8", is_ragged=True, means="bytes") for ending in endings)
         self.fields = checked_fields((*ragged, NAME_FIELD))
         found = {ending: joined(datas.get(ending, b"") for _, datas in looked) for ending in endings}
@@ -95,6 +104,7 @@ class TarSource(SampleSource):
                     if ending in small:
                         small[ending].append(_small(member, where) if member else b"")
                         kept_size += len(small[ending][-1])
+        self._note_apart(names, where)
         text, text_sizes = joined(names)
         return PieceCounts(
             len(names),
@@ -103,6 +113,16 @@ class TarSource(SampleSource):
             {ending: np.array(starts[ending], np.int64) for ending in endings if ending not in small},
             stop,
         )
+
+    def _note_apart(self, names: list[str], where: str) -> None:
+        """Note the samples of a tar whose members do not follow one another."""
+        if apart := sorted(name for name, n in Counter(names).items() if n > 1):
+            note = (
+                f"{where}: {apart[0]!r}{f' and {len(apart) - 1:,} more' if len(apart) > 1 else ''} became several samples, "
+                "as their members do not follow one another; tar --sort=name"
+            )
+            logger.warning("%s", note)
+            self.notes.append(note)
 
     def rows(self, field: Field, span: FieldSpan, box: tuple[slice, ...], counts: PieceCounts) -> Array:
         known, (piece, start, stop) = counts, span
