@@ -127,7 +127,9 @@ def at_home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
     monkeypatch.setattr("google.auth.compute_engine._metadata.is_on_gce", lambda request: False)
-    monkeypatch.setattr(accounts, "_defaults", {})  # a folder may have the name of one that an earlier test used
+    monkeypatch.setattr(
+        accounts, "_defaults", {}
+    )  # a folder may have the name of one that an earlier test used
 
 
 @pytest.fixture
