@@ -13,7 +13,7 @@ from fsspec.core import has_magic
 
 from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, files_of, paths_of
 from cachedfs.datasets.nodes import Keys, name_keys
-from cachedfs.datasets.samples import Item, Samples, reading
+from cachedfs.datasets.samples import Item, Samples, T, reading
 from cachedfs.datasets.skipped_files import SkippedFiles
 from cachedfs.errors import ChecksumMismatch, OriginUnavailable
 
@@ -22,7 +22,7 @@ __all__ = ["FileDataset"]
 logger = logging.getLogger("cachedfs.datasets")
 
 
-class FileDataset(Samples):
+class FileDataset(Samples[T]):
     """One sample per file of a pattern, a folder or a list.
 
         texts = FileDataset("cachedfs::gs://my-bucket/texts/*.txt", decode=bytes.decode)
@@ -31,7 +31,8 @@ class FileDataset(Samples):
     A folder stands for all files below it, without hidden ones such as `.DS_Store`. A sample is the file's bytes,
     passed through `decode` and then `transform` if they are given. With `label`, it is a tuple `(sample, label(path))`.
     A batch is read in one round trip. `paths` lists the files in the order of the samples: natural order (`img2` before
-    `img10`, folder by folder), or the order of the list.
+    `img10`, folder by folder), or the order of the list. For a type checker, `FileDataset[tuple[bytes, str]]` says what
+    a sample is.
 
     The files are listed once, in the constructor. A file that was replaced since then is read as it is now. A file that
     was deleted raises `ObjectNotFound` (a FileNotFoundError) with its name.
@@ -81,11 +82,11 @@ class FileDataset(Samples):
         """The errors of the files left out so far, by path, also those that DataLoader workers left out."""
         return self._skipped.errors() if self._skipped is not None else {}
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> T:
         number = self.number(index)
         return self._samples([number], self._read([self.paths[number]]))[0]
 
-    def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
+    def __getitems__(self, indexes: Sequence[int]) -> list[T]:
         """Return the samples with these indexes, their files read in one round trip. An error names the file."""
         numbers = [*map(self.number, indexes)]
         found = self._read(list(dict.fromkeys(self.paths[number] for number in numbers)))
@@ -119,10 +120,10 @@ class FileDataset(Samples):
         with reading():  # not `cat`: it takes some names for patterns
             return dict(zip(paths, self.fs.cat_ranges(paths, None, None, on_error="return"), strict=True))
 
-    def _samples(self, numbers: Iterable[int], found: Mapping[str, bytes | BaseException]) -> list[Any]:
+    def _samples(self, numbers: Iterable[int], found: Mapping[str, bytes | BaseException]) -> list[T]:
         return [self._sample(number, path := self.paths[number], found[path]) for number in numbers]
 
-    def _good(self, numbers: Iterable[int], found: Mapping[str, bytes | BaseException]) -> list[Any]:
+    def _good(self, numbers: Iterable[int], found: Mapping[str, bytes | BaseException]) -> list[T]:
         """Return the samples that can be made, and record the others."""
         samples = []
         for number in numbers:

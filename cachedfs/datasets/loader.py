@@ -7,10 +7,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Generic, Literal
 
 import torch
 
@@ -30,7 +30,7 @@ from cachedfs.datasets.sampler import (
     place_in,
     state_at,
 )
-from cachedfs.datasets.samples import Collate, SampleReader, reading_s
+from cachedfs.datasets.samples import Collate, SampleReader, T, reading_s
 from cachedfs.datasets.thread_choice import MadeBatch, ThreadChoice
 
 __all__ = ["Loader"]
@@ -45,8 +45,8 @@ SHUFFLES: dict[Any, Shuffle | None] = {
 }
 
 
-class Loader:
-    """Iterate over the batches of a map-style dataset, epoch by epoch; threads prepare them ahead.
+class Loader(Generic[T]):
+    """Iterate over the batches (of type `T`) of a map-style dataset, epoch by epoch; threads prepare them ahead.
 
         loader = Loader(train, batch_size=16, shuffle=True, seed=0)
         for epoch in range(loader.epoch, 10):
@@ -76,7 +76,7 @@ class Loader:
         world_size: int | None = None,
         n_nodes: int | None = None,
         node_rank: int | None = None,
-        collate_fn: Collate | None = None,
+        collate_fn: Callable[[list[Any]], T] | None = None,
         device: torch.device | str | int | None = None,
         pin_memory: bool | None = None,
         n_threads: int | None = None,
@@ -191,12 +191,12 @@ class Loader:
 
     _is_process_over = staticmethod(sys.is_finalizing)  # kept here: at exit, the name `sys` may be cleared
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         """Return an iterator over this rank's batches of one epoch. It starts when the first batch is asked for."""
         self._end_loop()
         return self._run()
 
-    def _run(self) -> Iterator[Any]:
+    def _run(self) -> Iterator[T]:
         queue, division, mover = self._begin()
         is_complete = False
         try:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,15 @@ from cachedfs.core.readahead import as_declared
 from cachedfs.datasets.nodes import Keys, StoredObjects, run_keys, run_size
 from cachedfs.filesystem import CachedFileSystem
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
 __all__ = ["Collate", "Item", "SampleReader", "Samples", "naming", "once_each", "reading", "reading_s"]
 
 Item = str | tuple[str, int, int]  # a path, or (path, start, stop) in bytes
@@ -27,8 +36,8 @@ Collate = Callable[[list[Any]], Any]
 SHOWN = 16  # sample indexes of a batch that an error lists
 
 
-class Samples(Dataset[Any]):
-    """Base class of map-style datasets: samples by index, read from one URL.
+class Samples(Dataset[T], Generic[T]):
+    """Base class of map-style datasets: samples of type `T` by index, read from one URL.
 
     `fs` and `path` are the filesystem and the path that `url` resolves to. A dataset pickles and forks as `fs` does.
 
@@ -78,16 +87,16 @@ class Samples(Dataset[Any]):
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> T:
         """Return one sample. Raises IndexError beyond the last."""
         raise NotImplementedError
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         # Python's iteration by `__getitem__` would end silently at an IndexError raised by `decode`.
         for number in range(len(self)):
             yield self[number]
 
-    def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
+    def __getitems__(self, indexes: Sequence[int]) -> list[T]:
         """Return the samples with these indexes, in one round trip. A DataLoader calls this for each batch."""
         raise NotImplementedError
 

@@ -262,7 +262,10 @@ def outputs_of(notebook, folder, after_an_epoch=None):
             book["cells"].insert(i + 1, {**cell, "id": f"after-{i}", "source": after_an_epoch})
     copy = folder / "copy.ipynb"
     copy.write_text(json.dumps(book))
-    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
+    # Not the environment of the kernel: as where its Python was started by its path.
+    path = os.pathsep.join(
+        each for each in os.environ["PATH"].split(":") if not os.path.exists(f"{each}/cachedfs")
+    )
     own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(folder), "PATH": path}
     done = subprocess.run(
         [sys.executable, "-m", "nbconvert", "--execute", "--to", "notebook", "--inplace", copy],

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -16,6 +17,7 @@ from cachedfs.datasets.hdf5_layout import (
     common_length,
     dataset_at,
     dimensions_of,
+    fetch_headers,
     is_variable,
     members_of,
     native,
@@ -70,14 +72,19 @@ class HDF5Source(DecodedSource):
             read = {name: datasets[name] for name in rows}
             return [self._read(read, SourcePiece(first, 0, END), common_length(read), SAMPLED_SIZE)]
 
-    def _chosen(self, file: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the datasets to pack, and the groups to keep, by name. Links count, except those to other files."""
+    def _chosen(
+        self, file: Any, before: Callable[[Any], object] = lambda group: None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the datasets to pack, and the groups to keep, by name. Links count, except those to other files.
+
+        `before` is called with each group before its members are read.
+        """
         if self.columns is not None:
             datasets = {name: dataset_at(file, name) for name in self.columns}
             heads = {name[:i] for name in datasets for i, character in enumerate(name) if character == "/"}
             groups = {name: file[name] for name in sorted(heads)}
         else:
-            members = dict(members_of(file["/"]))
+            members = dict(members_of(file["/"], before=before))
             if circular := [name for name, each in members.items() if each is None]:
                 raise ValueError(
                     f"{circular[0]!r} is a circular link; columns=[...] says which datasets to pack"
@@ -123,7 +130,7 @@ class HDF5Source(DecodedSource):
 
     def _has_rows(self, number: int) -> bool:
         with self._file(number) as file:
-            datasets, _ = self._chosen(file)
+            datasets, _ = self._chosen(file, partial(fetch_headers, self.files.fs, self.files.paths[number]))
             return any(datasets[name].shape[0] for name in _with_rows(datasets))
 
     def read(self, piece: SourcePiece) -> SampleBatch:
