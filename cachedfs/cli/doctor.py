@@ -30,7 +30,7 @@ from cachedfs.cli.output import (
     table_of,
 )
 from cachedfs.cli.speed import median_of_3, timed
-from cachedfs.cli.stats import cache_of, contents, is_too_small, text_of, texts_of
+from cachedfs.cli.stats import cache_of, contents, is_too_small, shared_state, text_of, texts_of
 from cachedfs.cli.url_arguments import url_argument
 from cachedfs.cli.urls import Location, locate
 from cachedfs.common.text import counted
@@ -172,6 +172,9 @@ def cache_checks(common: CommonOptions) -> Iterator[Check]:
     if is_network(cache.root):
         to_do = "A cache belongs on a local disk: set cache_dir"
         yield Check("file system", "warn", "a network file system, or FUSE", to_do)
+    if (shared := shared_state(config)) is not None:
+        is_used = config.shared is not None and shared == config.shared.folder
+        yield Check("shared cache", "ok" if is_used else "warn", shared)
     took_s = write_seconds(f"{cache.root}/tmp")
     slow = "Slower than most links: set cache_dir to a faster disk" if WRITTEN / took_s < SLOW else ""
     yield Check("write speed", "warn" if slow else "ok", rate(WRITTEN, took_s), slow)

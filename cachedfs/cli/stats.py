@@ -120,12 +120,31 @@ def contents(cache: BlockStore, config: Config) -> dict[str, Any]:
             limits[name] = "auto" if bound is None else share
         limits |= {"disk_free": disk.f_bavail * disk.f_frsize, "disk_size": total}
     found = {"directory": cache.root, "blocks": blocks, "bytes": size, "may_hold": may_hold, **limits}
-    return found | {"pins": [path for _, path in cache.pins()], "cannot_store": cannot_store}
+    shared = shared_state(config)
+    return found | {
+        "pins": [path for _, path in cache.pins()],
+        "shared_cache": shared,
+        "cannot_store": cannot_store,
+    }
+
+
+def shared_state(config: Config) -> str | None:
+    """Return the folder of the shared cache, and why it is not used if so; None without one."""
+    if (shared := config.shared) is None:
+        return None
+    from cachedfs.shared.shared_folder import SharedFolder
+
+    try:
+        SharedFolder(shared.folder, trust=shared.trust, is_read_only=shared.is_read_only).check()
+    except OSError as error:
+        return f"{shared.folder} is not used: {error}"
+    return shared.folder
 
 
 def totals_of(found: dict[str, Any], counts: Counted) -> Table:
     """Return the values of `contents` and the counters, one per row."""
-    texts = {name: text_of(name, value) for name, value in found.items() if name != "cannot_store" or value}
+    maybe = ("cannot_store", "shared_cache")
+    texts = {name: text_of(name, value) for name, value in found.items() if name not in maybe or value}
     texts |= texts_of(counts)
     return table_of((), [(Text(name.replace("_", " "), style="bold"), text) for name, text in texts.items()])
 
@@ -153,6 +172,7 @@ def texts_of(counts: Counted) -> dict[str, str]:
         if counts.hit_ratio is None
         else f"{n_blocks}, {per_cent(counts.hit_ratio)}",
         "fetched": f"{decimal(counts.bytes_fetched)} in {counted(counts.requests, 'request')}",
+        **({"from others": decimal(counts.bytes_shared)} if counts.bytes_shared else {}),
         "saved": ", ".join(saved) or "nothing yet",
         "evicted": counted(counts.evictions, "block"),
     }
