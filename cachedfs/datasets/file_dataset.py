@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -84,7 +84,7 @@ class FileDataset(Samples[T]):
 
     def __getitem__(self, index: int) -> T:
         ((number, path, data),) = self._read([self.number(index)])
-        return cast(T, self._sample(number, path, data))
+        return cast("T", self._sample(number, path, data))
 
     def __getitems__(self, indexes: Sequence[int]) -> list[T]:
         """Return the samples with these indexes, their files read in one round trip. An error names the file."""
