@@ -8,7 +8,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fsspec.callbacks import DEFAULT_CALLBACK
@@ -21,9 +21,9 @@ from cachedfs.datasets.file_list import URLs
 from cachedfs.packing.executors import TaskPool, dask_client
 from cachedfs.packing.layout import StorePlan, metadata_of, plan_of
 from cachedfs.packing.pack_types import OFFSETS
-from cachedfs.packing.runner import ShardRunner, write_small
+from cachedfs.packing.runner import PROGRESS, PackRun, Progress
 from cachedfs.packing.sources.detect import HEAD, KINDS, kind_of, source_of
-from cachedfs.packing.sources.sample_source import Item, SampleSource, SourceFiles
+from cachedfs.packing.sources.sample_source import SampleSource, SourceFiles
 from cachedfs.packing.store import BESIDE, ZARR, StoredObject, ZarrTarget, protocols_of
 from cachedfs.packing.task import PackTask
 
@@ -31,8 +31,7 @@ __all__ = ["Packed", "Packing", "pack", "part_size"]
 
 ATTRIBUTE = "cachedfs_pack"  # name of the group attribute that describes the source
 FORMAT = 1
-PLAN_FORMAT = 4  # of the plan in the working files: 4 counts records of text and Parquet files
-WINDOW = "96MiB"  # prefetch window: more than one shard (64 MiB), and still little memory
+PLAN_FORMAT = 5  # of the plan in the working files: 5 goes on file by file
 
 logger = logging.getLogger("cachedfs.packing")
 PLAN = f"{BESIDE}/plan.json"
@@ -209,7 +208,6 @@ class Packing:
             self.source.fields,
             sampled,
             self.store.protocol,
-            is_decoded=self.source.is_decoded,
             chunk=self._chunk,
             shard=self._shard,
             codec=codec,
@@ -218,7 +216,11 @@ class Packing:
         self.notes: list[str] = [*self.source.notes]
         columns = dict(columns) if isinstance(columns, Mapping) else columns and [*columns]
         origin = {"digest": self.files.digest, "kind": self.kind, "decode": decode, "columns": columns}
-        origin |= {"rename": rename and dict(rename), "csv": csv and dict(csv)}
+        origin |= {
+            "rename": rename and dict(rename),
+            "csv": csv and dict(csv),
+            "parts": len(self.source.parts()),
+        }
         # A run continues an earlier one only if this is equal.
         self._plan_json = json.dumps(
             {"format": PLAN_FORMAT, "source": origin, **self.plan.as_json()}
@@ -239,28 +241,19 @@ class Packing:
         """
         started = time.perf_counter()
         existing = self._prepare(overwrite=overwrite)
-        task = PackTask(self.source, self.store, self.plan.big)
+        task = PackTask(self.source, self.store, {**self.plan.big, **self.plan.small})
         self.store.is_interrupted = False
         callback.set_size(self.source.total_size)
-        prefetch = getattr(self.files.fs, "prefetch", None) if client is None else None
+        most_skipped = math.inf if self._is_skipping else MOST_NAMED
         with (
             dask_client(client) as executor,
             contextlib.closing(TaskPool(task, executor, _n_workers(n_workers, self.plan, executor))) as pool,
-            prefetch(self._items(existing), window=WINDOW) if prefetch else contextlib.nullcontext(),
         ):
-            most_skipped = math.inf if self._is_skipping else MOST_NAMED
-            run = ShardRunner(task, pool, existing, callback.relative_update, most_skipped)
+            run = PackRun(task, pool, existing, callback.relative_update, most_skipped)
             run()
         if run.skipped and not self._is_skipping:
             raise ValueError(_why_not_packed(self.files, run.skipped))
-        return self._finish(task, run, started)
-
-    def _items(self, existing: Collection[str]) -> Iterator[Item]:
-        """Yield what is to be prefetched, in reading order."""
-        for piece in self.source.pieces():
-            # A piece that an earlier run counted is mostly packed already. Its missing shards fetch on demand.
-            if f"{BESIDE}/{piece.name}.npz" not in existing:
-                yield from self.source.items(piece)
+        return self._finish(run, started)
 
     def _prepare(self, *, overwrite: bool) -> dict[str, StoredObject]:
         """Return the objects of an earlier run of this pack; prepare an empty store for a new pack.
@@ -270,7 +263,10 @@ class Packing:
         store = self.store
         existing = store.listing()
         stored_plan = store.read(PLAN) if PLAN in existing else None
-        if stored_plan == self._plan_json and not any(map(self._is_packed, self.files.removed)):
+        progress, parts = Progress.from_bytes(store.read(PROGRESS) or b""), self.source.parts()
+        if stored_plan == self._plan_json and not any(
+            progress.is_packed(i, parts) for i in self.files.removed
+        ):
             return existing
         if existing:
             is_ours = any(name in ZARR or name.startswith(f"{BESIDE}/") for name in existing)
@@ -282,28 +278,21 @@ class Packing:
             store.put(FILES, self.files.as_bytes())
         return {}
 
-    def _is_packed(self, number: int) -> bool:
-        """Return whether an earlier run may have packed samples of a file."""
-        counts = self.store.kept(self.source.piece_of(number).name)
-        return counts is not None and number not in counts.skipped
-
-    def _finish(self, task: PackTask, run: ShardRunner, started: float) -> Packed:
-        store = self.store
-        small, lengths = write_small(task, run.pieces, self.plan.small)
-        lengths |= run.lengths
+    def _finish(self, run: PackRun, started: float) -> Packed:
+        store, lengths = self.store, run.lengths
+        n_samples = self._n_samples(lengths)
         if self.files.again().listed != self.files.listed:
             raise ValueError(
                 f"{self.files.url}: files were added, removed or changed during packing; {store.url} is incomplete: pack again "
                 "with overwrite"
             )
-        about = {"format": FORMAT, "source": self.files.url, "kind": self.kind, "samples": run.n_samples}
+        about = {"format": FORMAT, "source": self.files.url, "kind": self.kind, "samples": n_samples}
         about |= {"skipped": len(run.skipped)} if run.skipped else {}
         groups = {**self.source.group_attributes}
         groups[""] = {**groups.get("", {}), ATTRIBUTE: about}
         documents, chunks = metadata_of(self.plan, lengths, groups, self.source.shared)
-        small += [store.put_checked(name, data) for name, data in chunks.items()]
-        stored = {**run.stored, **{each.name: each for each in small}}
-        self._verify(stored, lengths, run.n_samples)
+        stored = run.stored | {name: store.put_checked(name, data) for name, data in chunks.items()}
+        self._verify(stored)
         skipped = {self.files.shown(number): run.skipped[number] for number in sorted(run.skipped)}
         if skipped:
             store.put(SKIPPED, json.dumps(skipped, indent=2, ensure_ascii=False).encode())
@@ -313,7 +302,7 @@ class Packing:
         return Packed(
             url=store.url,
             kind=self.kind,
-            samples=run.n_samples,
+            samples=n_samples,
             shapes={
                 name.removesuffix("/zarr.json"): tuple(each["shape"])
                 for name, each in documents.items()
@@ -330,8 +319,18 @@ class Packing:
             notes=self.notes,
         )
 
-    def _verify(self, stored: Mapping[str, StoredObject], lengths: Mapping[str, int], n: int) -> None:
-        """Raise OSError unless all objects exist in their size and all arrays have `n` samples.
+    def _n_samples(self, lengths: Mapping[str, int]) -> int:
+        """Return the number of samples. Raises OSError unless it is the same in all fields."""
+        found = {
+            field.name: lengths[field.name + OFFSETS] - 1 if field.is_ragged else lengths[field.name]
+            for field in self.plan.fields
+        }
+        if len({*found.values()}) > 1:
+            raise OSError(f"{self.store.url}: the fields have different numbers of samples: {found}")
+        return next(iter(found.values()))
+
+    def _verify(self, stored: Mapping[str, StoredObject]) -> None:
+        """Raise OSError unless all objects exist in their size.
 
         The bytes were verified when each object was written, by the origin's checksum or by reading them back.
         """
@@ -342,10 +341,6 @@ class Packing:
                 raise OSError(
                     f"{self.store.shown(name)}: {found}, and {each.size:,} bytes were written; run pack again"
                 )
-        for field in self.plan.fields:
-            rows = lengths[field.name + OFFSETS] - 1 if field.is_ragged else lengths[field.name]
-            if rows != n:
-                raise OSError(f"{self.store.shown(field.name)}: {rows:,} samples, and {n:,} were read")
 
 
 def _why_not_packed(files: SourceFiles, skipped: Mapping[int, str]) -> str:
@@ -380,9 +375,10 @@ def _must_be_apart(files: SourceFiles, store: ZarrTarget) -> None:
         raise ValueError(f"{store.url}: the source {inside} is inside the target: choose another target")
 
 
-def _n_workers(n_workers: int | None, plan: StorePlan, executor: Any) -> int | None:
+def _n_workers(n_workers: int | None, plan: StorePlan, executor: Any) -> int:
+    """Return the number of threads, or of calls that an executor runs at once (0: as many as it has workers)."""
     if n_workers is not None or executor is not None:
-        return n_workers if n_workers is None else arguments.at_least(1, n_workers=n_workers)
+        return 0 if n_workers is None else arguments.at_least(1, n_workers=n_workers)
     largest = max((encoding.shard_size for encoding in plan.big.values()), default=1)
     return max(1, min(max(n_cores(), THREADS[0]), THREADS[1], AT_ONCE // largest))
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import zarr
 
 from cachedfs.datasets import pack
-from cachedfs.packing.sources import file_samples
+from cachedfs.packing.sources import sample_source
 from cachedfs.packing.sources.file_samples import ImageSource
 from tests.packing import packs
 
@@ -25,8 +25,8 @@ def image(i):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Images 0 to 59, of which each second one from 10 on is bad, in pieces of 4."""
-    monkeypatch.setattr(file_samples, "PER_PIECE", 4)
+    """Images 0 to 59, of which each second one from 10 on is bad, read four at a time."""
+    monkeypatch.setattr(sample_source, "PER_PART", 4)
     folder = tmp_path / "src"
     folder.mkdir()
     for i in range(60):
@@ -90,7 +90,7 @@ def test_an_error_names_twenty_bad_files_and_a_pack_goes_on_after_they_were_remo
     assert {
         path.name: path.stat().st_mtime_ns for path in (tmp_path / "out.zarr" / "image").glob("c*")
     } == shards
-    assert done.resumed == len(shards)
+    assert done.resumed == len(shards) + 2  # names, and their offsets
 
 
 def test_a_pack_does_not_go_on_after_a_good_file_was_removed(folder, tmp_path):

@@ -21,7 +21,6 @@ from PIL import Image
 
 from cachedfs.datasets import pack
 from cachedfs.packing.sources import hdf5_file, parquet, tars, text_lines
-from cachedfs.packing.store import ZarrTarget
 from tests.datasets import virtual
 from tests.packing import packs
 from tests.support import ROOT
@@ -259,8 +258,7 @@ def test_a_circular_link_is_named(tmp_path, target, path):
 # Tar.
 
 
-def test_concatenated_tars_are_read_to_their_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(tars, "KEPT", 20)  # so that a piece begins in the second tar
+def test_concatenated_tars_are_read_to_their_end(tmp_path):
     datas = [packs.tar([(f"{i}{j}.jpg", b"%d" % j) for j in range(3)]) for i in range(3)]
     found = packs.packed(tmp_path, {"x.tar": b"".join(datas) + bytes(20 << 10)})
     assert found["names"] == [f"{i}{j}" for i in range(3) for j in range(3)]
@@ -284,14 +282,15 @@ def test_little_of_a_large_tar_is_in_memory(tmp_path, monkeypatch):
         for ending, n in (("jpg", 900), ("cls", i % 50))
     ]
     members.insert(101, ("x" * 150 + "/no ending", b"whose header is several blocks"))
-    kept, keep = [], ZarrTarget.keep
+    sizes, read = [], tars.TarSource.read
 
-    def noted(self, piece, tally):
-        kept.append(sum(len(data) for data in tally.small.values()))
-        keep(self, piece, tally)
+    def noted(self, number):
+        for batch in read(self, number):
+            sizes.append(sum(each.nbytes for each in batch.values.values()))
+            yield batch
 
-    monkeypatch.setattr(tars, "KEPT", 500)
-    monkeypatch.setattr(ZarrTarget, "keep", noted)
+    monkeypatch.setattr(tars, "PIECE", 500)
+    monkeypatch.setattr(tars.TarSource, "read", noted)
     found = packs.packed(tmp_path, {"x.tar": packs.tar(members)})
     assert [
         (name, data)
@@ -299,22 +298,19 @@ def test_little_of_a_large_tar_is_in_memory(tmp_path, monkeypatch):
         for name, data in zip(("jpg", "cls"), pair, strict=True)
     ] == [(name.partition(".")[2], data) for name, data in members if "." in name]
     assert found["names"] == [f"{i:03}" for i in range(200)]
-    assert sum(kept) == 200 * 3 + sum(map(len, found["cls"]))  # small members are what is kept,
-    assert max(kept) < 600
+    assert sum(sizes) == 200 * 3 + sum(map(len, [*found["cls"], *found["jpg"]]))
+    assert max(sizes) < 1100  # members of more than 500 bytes are cut
 
 
-def test_a_member_of_a_small_field_is_not_truncated(tmp_path, monkeypatch):
-    monkeypatch.setattr(tars, "MAX_SAMPLE", 1000)
-    monkeypatch.setattr(tars, "SAMPLED_SIZE", 500)  # the large member is not scanned
+def test_a_large_member_may_be_rare(tmp_path, monkeypatch):
+    monkeypatch.setattr(tars, "SAMPLED_SIZE", 500)  # the large member is not looked at
     members = [
         (f"{i}.{ending}", bytes(n))
         for i in range(9)
-        for ending, n in (("jpg", 800), ("cls", 1001 if i == 8 else 1))
+        for ending, n in (("jpg", 800), ("cls", 100_001 if i == 8 else 1))
     ]
-    with pytest.raises(ValueError, match=r"x\.tar: '8\.cls' has 1,001 bytes, more than 1,000, .*columns="):
-        packs.packed(tmp_path, {"x.tar": packs.tar(members)})
-    found = packs.packed(tmp_path, {"x.tar": packs.tar(members)}, columns=["cls"])
-    assert found["cls"] == [bytes(1)] * 8 + [bytes(1001)]
+    found = packs.packed(tmp_path, {"x.tar": packs.tar(members)})
+    assert found["cls"] == [bytes(1)] * 8 + [bytes(100_001)]
 
 
 @pytest.mark.parametrize("damage", [b"\xff" * 512, b"\xff"])

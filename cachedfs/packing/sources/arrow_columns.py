@@ -237,7 +237,7 @@ def batch_of(table: pa.Table, fields: Sequence[Field]) -> SampleBatch:
                 sizes[field.name] = n
     if problems:
         raise ValueError(advised(problems))
-    return SampleBatch(table.num_rows, values, sizes)
+    return SampleBatch(values, sizes)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

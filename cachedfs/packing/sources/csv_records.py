@@ -16,7 +16,6 @@ import pyarrow.csv
 from cachedfs.packing.pack_types import SampleBatch
 from cachedfs.packing.sources.arrow_columns import advised, arrow_type
 from cachedfs.packing.sources.arrow_types import empty_table
-from cachedfs.packing.sources.records import Chunk
 from cachedfs.packing.sources.sample_source import SourceFiles
 from cachedfs.packing.sources.tables import TableSource, stated_names
 from cachedfs.packing.sources.text_lines import PART, opened, parts_of
@@ -78,7 +77,7 @@ class CSVSource(TableSource):
             for name, type_ in self._types.items()
         }
         self.plan([(parts[0][0], pa.table(found))])
-        return [self.checked(Chunk(0, len(table), table, False), file) for file, table in firsts]
+        return [self.checked(table, file) for file, table in firsts]
 
     def _read_header(self, file: int, head: bytes) -> None:
         """Find the encoding, the delimiter and the columns from the first bytes of a file."""
@@ -98,7 +97,7 @@ class CSVSource(TableSource):
             table = pa.concat_tables(self._tables(io.BytesIO(text), file, len(text) + 1, is_sample=True))
         except pa.ArrowInvalid as error:
             raise self._located(error, file) from error
-        return table if len(table) else next(self._records(file), table)
+        return table if len(table) else next(self.chunks(file), table)
 
     def _middle(self, data: bytes) -> pa.Table:
         """Return the records in a part of a file, as far as its first quotes tell whether it begins inside quotes."""
@@ -128,10 +127,7 @@ class CSVSource(TableSource):
             raise ValueError(advised(problems))
         return pa.table(found, names=[*self._types])
 
-    def runs(self, file: int, start: int) -> Iterator[tuple[int, Iterator[pa.Table]]]:
-        yield 0, self._records(file)
-
-    def _records(self, file: int) -> Iterator[pa.Table]:
+    def chunks(self, file: int) -> Iterator[pa.Table]:
         """Yield the records of a file as text. If one is larger than a block, the file is read again in larger ones."""
         n = 0
         for block in BLOCKS:
