@@ -21,7 +21,7 @@ from cachedfs.datasets.file_list import URLs
 from cachedfs.packing.executors import TaskPool, dask_client
 from cachedfs.packing.layout import StorePlan, metadata_of, plan_of
 from cachedfs.packing.pack_types import OFFSETS
-from cachedfs.packing.runner import PROGRESS, PackRun, Progress
+from cachedfs.packing.runner import PROGRESS, PackProgress, PackRun
 from cachedfs.packing.sources.detect import HEAD, KINDS, kind_of, source_of
 from cachedfs.packing.sources.sample_source import SampleSource, SourceFiles
 from cachedfs.packing.store import BESIDE, ZARR, StoredObject, ZarrTarget, protocols_of
@@ -263,7 +263,7 @@ class Packing:
         store = self.store
         existing = store.listing()
         stored_plan = store.read(PLAN) if PLAN in existing else None
-        progress, parts = Progress.from_bytes(store.read(PROGRESS) or b""), self.source.parts()
+        progress, parts = PackProgress.from_bytes(store.read(PROGRESS) or b""), self.source.parts()
         if stored_plan == self._plan_json and not any(
             progress.is_packed(i, parts) for i in self.files.removed
         ):

@@ -23,7 +23,7 @@ from cachedfs.packing.sources.sample_source import Counts
 from cachedfs.packing.store import BESIDE, StoredObject
 from cachedfs.packing.task import ArrayWriter, PackTask, check_lengths
 
-__all__ = ["PackRun", "Progress"]
+__all__ = ["PackRun", "PackProgress"]
 
 SAVED_S = 10.0  # seconds between two times that the progress is stored
 PROGRESS = f"{BESIDE}/progress.npz"
@@ -31,7 +31,7 @@ WINDOW = "96MiB"  # prefetch window: more than one shard (64 MiB), and still lit
 logger = logging.getLogger("cachedfs.packing")
 
 
-class Progress:
+class PackProgress:
     """What is known of the first parts of a source. A later run goes on from there."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Progress:
         return number not in self.skipped and any(number in part for part in parts[:n_counted])
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Progress:
+    def from_bytes(cls, data: bytes) -> PackProgress:
         """Return what `as_bytes` encoded; an empty one for other data, such as a truncated file."""
         found = cls()
         try:
@@ -149,10 +149,10 @@ class PackRun:
         for name in self._existing.keys() & self._progress.verified.keys() - self.stored.keys():
             self.stored[name] = self._existing[name]
 
-    def _restored(self) -> Progress:
+    def _restored(self) -> PackProgress:
         """Return the progress of an earlier run, as far as its objects are still there."""
         store, existing, big = self._task.store, self._existing, self._task.big
-        found = Progress.from_bytes((store.read(PROGRESS) or b"") if PROGRESS in existing else b"")
+        found = PackProgress.from_bytes((store.read(PROGRESS) or b"") if PROGRESS in existing else b"")
         verified = found.verified.items()
         found.verified = {
             name: each for name, each in verified if name in existing and existing[name].version == each
@@ -163,7 +163,7 @@ class PackRun:
             for i in range(n // self._task.encodings[name].shard[0])
         )
         if not all(self._is_verified(found, *shard) for shard in full):
-            found = Progress()
+            found = PackProgress()
         found.starts = found.starts or {name: [0] for name in big}
         for name, rows in found.rows.items():
             self._small[name].restore(found.lengths[name], rows)
@@ -238,7 +238,7 @@ class PackRun:
     def _needs(self, name: str, index: int) -> bool:
         return not self._is_verified(self._progress, name, index)
 
-    def _is_verified(self, progress: Progress, name: str, index: int) -> bool:
+    def _is_verified(self, progress: PackProgress, name: str, index: int) -> bool:
         return all(
             f"{name}/{key}" in progress.verified for key, _ in self._task.encodings[name].places(index)
         )

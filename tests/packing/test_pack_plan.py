@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cachedfs.packing.layout import choose_codec, grid_of, shard_size, shares, small_of
 from cachedfs.packing.pack_types import Field
-from cachedfs.packing.runner import Progress
+from cachedfs.packing.runner import PackProgress
 from cachedfs.packing.shard_encoder import ArrayEncoding
 from cachedfs.packing.sources.arrow_columns import chosen
 from cachedfs.packing.sources.detect import kind_of
@@ -103,17 +103,17 @@ def test_spread_selects_the_first_the_last_and_others_between(n, most):
 
 
 def test_damaged_progress_is_ignored_and_names_are_distinct():
-    progress = Progress()
+    progress = PackProgress()
     progress.starts = {"x": [0, 2, 7]}
     progress.rows = {name: np.array([i]) for i, name in enumerate(["a", "a.npy", "arr_0", "x/y", "süß"])}
     progress.skipped = {3: "no image"}
     data = progress.as_bytes()
-    assert vars(Progress.from_bytes(data)) == vars(progress)
+    assert vars(PackProgress.from_bytes(data)) == vars(progress)
     for i in range(len(data)):
-        assert vars(Progress.from_bytes(data[:i])) == vars(Progress())
+        assert vars(PackProgress.from_bytes(data[:i])) == vars(PackProgress())
         for bits in (1, 0xFF):
-            damaged = Progress.from_bytes(data[:i] + bytes([data[i] ^ bits]) + data[i + 1 :])
-            assert vars(damaged) in (vars(progress), vars(Progress()))
+            damaged = PackProgress.from_bytes(data[:i] + bytes([data[i] ^ bits]) + data[i + 1 :])
+            assert vars(damaged) in (vars(progress), vars(PackProgress()))
 
 
 @given(st.lists(st.integers(0, 9), max_size=9), st.integers(1, 7), st.sets(st.integers(0, 20)), st.booleans())

@@ -18,7 +18,7 @@ import zarr
 
 from cachedfs.datasets import pack
 from cachedfs.packing.executors import TaskPool
-from cachedfs.packing.runner import PROGRESS, PackRun, Progress
+from cachedfs.packing.runner import PROGRESS, PackProgress, PackRun
 from cachedfs.packing.sources import sample_source
 from cachedfs.packing.store import BESIDE, ZarrTarget
 from tests.fork_server import ForkServer
@@ -81,7 +81,7 @@ def noted(cloud):
     """Return the names of the shards that are noted as verified."""
     if f"out.zarr/{PROGRESS}" not in names(cloud):
         return set()
-    return {*Progress.from_bytes(content(cloud, f"out.zarr/{PROGRESS}")).verified}
+    return {*PackProgress.from_bytes(content(cloud, f"out.zarr/{PROGRESS}")).verified}
 
 
 def right(url, samples, **options):
