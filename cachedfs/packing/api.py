@@ -140,24 +140,12 @@ def pack(
     Raises ValueError for invalid options and for samples that cannot be packed, FileExistsError if `target` is not
     empty, OSError if the written bytes fail verification, and any error of the filesystems.
     """
-    packing = Packing(
-        source,
-        target,
-        kind=kind,
-        decode=decode,
-        columns=columns,
-        rename=rename,
-        csv=csv,
-        chunk_bytes=chunk_bytes,
-        shard_bytes=shard_bytes,
-        codec=codec,
-        storage_options=storage_options,
-        target_options=target_options,
-        on_error=on_error,
-    )
+    given = {**locals()}
+    of_run = {"n_workers": n_workers, "client": client, "callback": callback, "overwrite": overwrite}
+    packing = Packing(**{name: value for name, value in given.items() if name not in of_run})
     for line in [*packing.notes, *packing.plan.lines]:
         logger.info("%s", line)
-    return packing.run(n_workers=n_workers, client=client, callback=callback, overwrite=overwrite)
+    return packing.run(**of_run)
 
 
 class Packing:
@@ -169,20 +157,17 @@ class Packing:
         target: str,
         *,
         kind: str | None = None,
-        decode: str | None = None,
-        columns: Any = None,
-        rename: Mapping[str, str] | None = None,
-        csv: Mapping[str, Any] | None = None,
         chunk_bytes: int | str | None = None,
         shard_bytes: int | str | None = None,
         codec: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         target_options: Mapping[str, Any] | None = None,
         on_error: str = "raise",
+        **options: Any,
     ) -> None:
         """List the source, read some samples and plan the arrays. Nothing is written.
 
-        The parameters and errors are those of `pack`.
+        The parameters and errors are those of `pack`; `options` are those of the kind of source.
         """
         started = time.perf_counter()
         if kind is not None and kind not in KINDS:
@@ -190,40 +175,31 @@ class Packing:
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error={on_error!r}: expected 'raise' or 'skip'")
         self._is_skipping = on_error == "skip"
-        self._chunk, self._shard = part_size(chunk_bytes=chunk_bytes), part_size(shard_bytes=shard_bytes)
+        sizes = {"chunk": part_size(chunk_bytes=chunk_bytes), "shard": part_size(shard_bytes=shard_bytes)}
         self.store = ZarrTarget(target, target_options)
         self.files = SourceFiles(source, storage_options)
         _must_be_apart(self.files, self.store)
         head = self.files.head(0, HEAD) if len(self.files) == 1 else b""
         self.kind = kind or kind_of(self.files.paths, head)
-        self.source: SampleSource = source_of(
-            self.kind, self.files, decode=decode, columns=columns, rename=rename, csv=csv
-        )
+        self.source: SampleSource = source_of(self.kind, self.files, **options)
         if self.source.may_skip and (earlier := self.store.read(FILES)) is not None:
             self.files.adopt(earlier)
         sampled = self.source.look()
         if not sum(batch.n for batch in sampled):
             raise ValueError(f"{self.files.url}: nothing to pack: it has no samples")
-        self.plan: StorePlan = plan_of(
-            self.source.fields,
-            sampled,
-            self.store.protocol,
-            chunk=self._chunk,
-            shard=self._shard,
-            codec=codec,
-        )
+        self.plan: StorePlan = plan_of(self.source.fields, sampled, self.store.protocol, codec=codec, **sizes)
         self.source.fields = self.plan.fields
         self.notes: list[str] = [*self.source.notes]
-        columns = dict(columns) if isinstance(columns, Mapping) else columns and [*columns]
-        origin = {"digest": self.files.digest, "kind": self.kind, "decode": decode, "columns": columns}
-        origin |= {
-            "rename": rename and dict(rename),
-            "csv": csv and dict(csv),
-            "parts": len(self.source.parts()),
-        }
         # A run continues an earlier one only if this is equal.
+        origin = {
+            "digest": self.files.digest,
+            "kind": self.kind,
+            "parts": len(self.source.parts()),
+            **options,
+        }
+        plan = {"format": PLAN_FORMAT, "source": origin, **self.plan.as_json()}
         self._plan_json = json.dumps(
-            {"format": PLAN_FORMAT, "source": origin, **self.plan.as_json()}
+            plan, default=lambda each: dict(each) if isinstance(each, Mapping) else [*each]
         ).encode()
         self._planning_s = time.perf_counter() - started
 
@@ -263,10 +239,8 @@ class Packing:
         store = self.store
         existing = store.listing()
         stored_plan = store.read(PLAN) if PLAN in existing else None
-        progress, parts = PackProgress.from_bytes(store.read(PROGRESS) or b""), self.source.parts()
-        if stored_plan == self._plan_json and not any(
-            progress.is_packed(i, parts) for i in self.files.removed
-        ):
+        progress = PackProgress.from_bytes((store.read(PROGRESS) or b"") if PROGRESS in existing else b"")
+        if stored_plan == self._plan_json and not progress.packed(self.files.removed, self.source.parts()):
             return existing
         if existing:
             is_ours = any(name in ZARR or name.startswith(f"{BESIDE}/") for name in existing)

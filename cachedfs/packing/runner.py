@@ -11,8 +11,9 @@ import math
 import time
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -50,10 +51,10 @@ class PackProgress:
         np.savez_compressed(buffer, np.array(json.dumps(header)), *self.rows.values())
         return buffer.getvalue()
 
-    def is_packed(self, number: int, parts: Sequence[range]) -> bool:
-        """Return whether samples of a file may be packed already."""
+    def packed(self, numbers: Iterable[int], parts: Sequence[range]) -> set[int]:
+        """Return which files may have samples in the store, of some files by number."""
         n_counted = max(map(len, self.starts.values()), default=1) - 1
-        return number not in self.skipped and any(number in part for part in parts[:n_counted])
+        return {*numbers} & {*chain(*parts[:n_counted])} - self.skipped.keys()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> PackProgress:
