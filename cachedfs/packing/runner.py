@@ -95,7 +95,7 @@ class PackRun:
         self._task, self._pool, self._existing, self._on_stored = task, pool, existing, on_stored
         self._most_skipped, self._parts = most_skipped, task.source.parts()
         self._writing: dict[concurrent.futures.Future[list[StoredObject]], int] = {}
-        self._saved_at = time.monotonic()
+        self._save_at = time.monotonic() + SAVED_S
         self._small = {
             name: ArrayWriter(name, encoding, self._emit)
             for name, encoding in task.encodings.items()
@@ -138,10 +138,11 @@ class PackRun:
             self._add_counts(counts)
         if self._pool.is_remote:
             self._count()
-            self._write()
         else:
             self._read()
-        if not self._is_stopped:
+        if not self._is_stopped:  # else the last shards are not complete
+            if self._pool.is_remote:
+                self._write()
             for writer in self._small.values():
                 writer.finish()
         self._wait()
@@ -298,15 +299,16 @@ class PackRun:
                 self._on_stored(self._writing.pop(future))
 
     def _save_sometimes(self) -> None:
-        if time.monotonic() - self._saved_at > SAVED_S:
+        if time.monotonic() >= self._save_at:
             self._save()
 
     def _save(self) -> None:
         """Store what a later run needs to go on behind the parts that are counted."""
+        began = time.monotonic()
         self._wait()
         progress = self._progress
         progress.lengths = {name: writer.length for name, writer in self._small.items()}
         progress.rows = {name: writer.rest for name, writer in self._small.items()}
         progress.verified |= {name: each.version for name, each in self.stored.items() if each.version}
         self._task.store.put(PROGRESS, progress.as_bytes())
-        self._saved_at = time.monotonic()
+        self._save_at = time.monotonic() + SAVED_S * (1 + time.monotonic() - began)  # a long one less often

@@ -46,8 +46,6 @@ class CSVSource(TableSource):
     ids and of postal codes.
     """
 
-    kind = "csv"
-
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         super().__init__(files, columns, **options)
         given: Mapping[str, Any] = options.get("csv") or {}

@@ -35,7 +35,6 @@ NAME_FIELD = Field(NAMES, "uint8", is_ragged=True, means="utf-8", is_small=True)
 class FileSource(SampleSource):
     """A source with one sample for each file: its bytes. Counting needs only the listing."""
 
-    kind = "files"
     fields = (Field("data", "uint8", is_ragged=True, means="bytes"), NAME_FIELD)
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
@@ -74,7 +73,6 @@ class ImageSource(SampleSource):
     If the images differ in shape, `image` is ragged, and `image_shape` has the shape of each.
     """
 
-    kind = "files"
     may_skip = True
     _n_decoded = 1  # images that are decoded at a time
 

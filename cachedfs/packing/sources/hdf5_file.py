@@ -41,7 +41,6 @@ class HDF5Source(SampleSource):
     HDF5 groups become Zarr groups. Attributes and dimension names are those of the first file. Datasets along the other axes (`lat`, `lon`) and single values are shared by all samples.
     """
 
-    kind = "hdf5"
     may_skip = True
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:

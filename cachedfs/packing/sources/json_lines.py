@@ -30,7 +30,6 @@ class JSONSource(TextLines, TableSource):
     would guess or fill in their values.
     """
 
-    kind = "jsonl"
     _types = pa.schema([])  # of the keys that Arrow parses
     _expected: set[str] | None = None  # keys that a line may have; None: any
 

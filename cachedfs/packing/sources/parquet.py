@@ -31,7 +31,6 @@ class ParquetSource(TableSource):
     Structs that hold bytes, such as Hugging Face images, are split: `image.bytes` is a column.
     """
 
-    kind = "parquet"
     may_skip = True
     _row_size = READ // ROWS  # bytes of a decoded row, until `look` has found it
 
@@ -111,23 +110,12 @@ class ParquetSource(TableSource):
             yield file
 
 
-class FeatherSource(TableSource):
+class FeatherSource(ParquetSource):
     """A source with one sample for each row of Feather and Arrow IPC files, and one field for each column."""
 
-    kind = "feather"
-    may_skip = True
-
-    def look(self) -> list[SampleBatch]:
-        numbers = self.files.numbers
-        some = [numbers[i] for i in spread(len(numbers), SAMPLED)]
-        found = {i: table for i, table in looked_at(some, self._first) if len(table)}
-        if not found:
-            raise ValueError(f"{self.files.url}: nothing to pack: no file has rows")
-        self.plan([*found.items()])
-        return [self.checked(table, i) for i, table in found.items()]
-
-    def _first(self, number: int) -> pa.Table:
-        return next(self.chunks(number), pa.table({}))
+    def _described(self, number: int) -> tuple[pa.Schema, int, set[str]]:
+        first = next(filter(len, self.chunks(number)), pa.table({}))
+        return first.schema, len(first), {name for name in first.column_names if first[name].null_count}
 
     def chunks(self, number: int) -> Iterator[pa.Table]:
         with self.files.open(number) as raw:

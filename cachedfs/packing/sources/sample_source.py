@@ -206,7 +206,6 @@ class SampleSource:
     ones with `is_small` set.
     """
 
-    kind: ClassVar[str]
     may_skip: ClassVar[bool] = False  # True: files that cannot be read or decoded can be left out
     is_prefetched = True  # False: reads of many files are requested together
     notes: Sequence[str] = ()  # what `look` found and the user should know

@@ -24,7 +24,6 @@ EMPTY = tarfile.TarInfo()  # for a sample without a member of an ending
 class TarSource(SampleSource):
     """A source with one field of bytes for each ending, such as "jpg" and "cls"."""
 
-    kind = "tar"
     may_skip = True
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:

@@ -104,8 +104,6 @@ class TextLines(RecordSource):
 class LineSource(TextLines):
     """A source with one sample for each line that is not empty: its bytes without the line end."""
 
-    kind = "lines"
-
     def look(self) -> list[SampleBatch]:
         _, columns = chosen(self.columns)
         given = columns.get("data")
