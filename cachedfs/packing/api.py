@@ -266,7 +266,6 @@ class Packing:
         groups[""] = {**groups.get("", {}), ATTRIBUTE: about}
         documents, chunks = metadata_of(self.plan, lengths, groups, self.source.shared)
         stored = run.stored | {name: store.put_checked(name, data) for name, data in chunks.items()}
-        self._verify(stored)
         skipped = {self.files.shown(number): run.skipped[number] for number in sorted(run.skipped)}
         if skipped:
             store.put(SKIPPED, json.dumps(skipped, indent=2, ensure_ascii=False).encode())
@@ -302,19 +301,6 @@ class Packing:
         if len({*found.values()}) > 1:
             raise OSError(f"{self.store.url}: the fields have different numbers of samples: {found}")
         return next(iter(found.values()))
-
-    def _verify(self, stored: Mapping[str, StoredObject]) -> None:
-        """Raise OSError unless all objects exist in their size.
-
-        The bytes were verified when each object was written, by the origin's checksum or by reading them back.
-        """
-        existing = self.store.listing()
-        for name, each in stored.items():
-            if name not in existing or existing[name].size != each.size:
-                found = f"{existing[name].size:,} bytes" if name in existing else "not there"
-                raise OSError(
-                    f"{self.store.shown(name)}: {found}, and {each.size:,} bytes were written; run pack again"
-                )
 
 
 def _why_not_packed(files: SourceFiles, skipped: Mapping[int, str]) -> str:

@@ -220,7 +220,8 @@ class PackRun:
         for name, n in counts.lengths.items():
             starts = self._progress.starts[name]
             starts.append(starts[-1] + n)
-        self._add_small(counts.batch)
+        for batch in counts.batches:
+            self._add_small(batch)
 
     def _add_small(self, batch: SampleBatch) -> None:
         files = self._task.source.files

@@ -1,7 +1,6 @@
 """Encode Zarr v3 shards: chunks one by one, each with its CRC-32C, then the index. No I/O.
 
-zarr's own writer gives the same bytes. With two threads it takes a third longer for chunks of 256 KiB, and four to
-five times as long for chunks of 4 KiB.
+zarr's own writer gives the same bytes in 1.4 times the CPU time for chunks of 256 KiB, and in 6 times for 4 KiB.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from cachedfs.packing.pack_types import Array, SampleBatch, empty_batch
+from cachedfs.packing.pack_types import Array
 from cachedfs.packing.shard_encoder import ArrayEncoding
 from cachedfs.packing.sources.sample_source import Counts, SampleSource
 from cachedfs.packing.store import StoredObject, ZarrTarget
@@ -87,20 +87,13 @@ class PackTask:
 
     def count(self, files: range) -> Counts:
         """Read some files, and return what is needed to place the samples behind them."""
-        lengths, batches = dict.fromkeys(self.big, 0), [empty_batch(self.source.fields)]
+        counts = Counts(dict.fromkeys(self.big, 0), [])
         for batch in self.source.batches(files):
-            lengths = {name: n + len(batch.values[name]) for name, n in lengths.items()}
-            small = {name: values for name, values in batch.values.items() if name not in lengths}
-            batches.append(SampleBatch(small, batch.sizes, batch.skipped))
-        skipped = {number: reason for batch in batches for number, reason in batch.skipped.items()}
-        return Counts(
-            lengths,
-            SampleBatch(
-                _joined([batch.values for batch in batches]),
-                _joined([batch.sizes for batch in batches]),
-                skipped,
-            ),
-        )
+            small = {name: values for name, values in batch.values.items() if name not in counts.lengths}
+            counts.batches.append(dataclasses.replace(batch, values=small))
+            for name in self.big:
+                counts.lengths[name] += len(batch.values[name])
+        return counts
 
     def write(
         self, wanted: Mapping[str, Sequence[int]], parts: Sequence[range], starts: Mapping[str, Sequence[int]]
@@ -141,7 +134,3 @@ def check_lengths(writers: Sequence[ArrayWriter], lengths: Mapping[str, int], wh
             f"{where}: its samples differ from those counted before: the file was replaced meanwhile; pack again, "
             "with overwrite"
         )
-
-
-def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
-    return {name: np.concatenate([part[name] for part in parts[len(parts) > 1 :]]) for name in parts[-1]}

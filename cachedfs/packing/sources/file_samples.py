@@ -48,7 +48,7 @@ class FileSource(SampleSource):
         sizes = self.files.sizes.tolist()
         some = [i for i in spread(len(sizes), SAMPLED) if sizes[i]]
         parts = self.files.ranges([(i, 0, min(SAMPLED_SIZE, sizes[i])) for i in some])
-        names = self.known(range(min(len(sizes), SAMPLED))).batch
+        [names] = self.known(range(min(len(sizes), SAMPLED))).batches
         # The sizes of all files.
         values = {"data": np.frombuffer(b"".join(parts), "u1"), **names.values}
         return [SampleBatch(values, {**names.sizes, "data": self.files.sizes})]
@@ -57,7 +57,7 @@ class FileSource(SampleSource):
         names, sizes = joined(map(self.files.name, numbers))
         of_data = self.files.sizes[numbers.start : numbers.stop]
         batch = SampleBatch({NAMES: names}, {"data": of_data, NAMES: sizes})
-        return Counts({"data": int(of_data.sum())}, batch)
+        return Counts({"data": int(of_data.sum())}, [batch])
 
     def batches(self, numbers: range) -> Iterator[SampleBatch]:
         sizes = self.files.sizes.tolist()

@@ -41,8 +41,8 @@ class BadFile(ValueError):
 class Counts(NamedTuple):
     """What is known of some files when their samples are counted: lengths of big fields; small fields, and all sizes."""
 
-    lengths: Mapping[str, int]
-    batch: SampleBatch
+    lengths: dict[str, int]
+    batches: list[SampleBatch]
 
 
 class SourceFiles:
