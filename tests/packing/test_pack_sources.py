@@ -66,6 +66,14 @@ def test_images_are_turned_by_their_exif_orientation(tmp_path, orientation):
     assert packs.packed(tmp_path, files, decode="image-raw")["image"] == [pixels.tolist()]
 
 
+@pytest.mark.parametrize("kind", ["tiff", "gif", "png"])
+def test_a_picture_of_several_pages_is_not_packed(tmp_path, kind):
+    pages = [Image.fromarray(np.full((4, 4), i, "u1")) for i in range(3)]
+    pages[0].save(tmp_path / f"0.{kind}", save_all=True, append_images=pages[1:])
+    with pytest.raises(ValueError, match=rf"0\.{kind}: it has 3 pages or frames: make a file of each"):
+        pack(str(tmp_path / f"*.{kind}"), str(tmp_path / "out.zarr"), decode="image")
+
+
 # Names.
 
 
@@ -323,6 +331,15 @@ def test_a_damaged_header_is_an_error_and_not_the_end(tmp_path, damage):
         packs.packed(tmp_path, {"x.tar": data[:at] + damage + data[at + len(damage) :]})
     for end in (9 * 1024, 9 * 1024 + 512):  # without one or both of the blocks that mark the end
         assert packs.packed(tmp_path, {"x.tar": data[:end]})["names"] == [str(i) for i in range(9)]
+
+
+def test_names_that_webdataset_splits_in_its_own_way_are_noted(tmp_path):
+    members = [("a.v1.jpg", b"1"), ("b.cls", b"2"), ("b.jpg", b"3"), ("a.cls", b"4")]
+    (tmp_path / "x.tar").write_bytes(packs.tar(members))
+    assert pack(str(tmp_path / "x.tar"), str(tmp_path / "out.zarr")).notes == [
+        "names of members are cut at their first dot, as in WebDataset, so that endings are ['v1.jpg']",
+        "members of 'a' do not stand together, and are several samples, as in WebDataset",
+    ]
 
 
 def test_sparse_members_are_an_error(tmp_path):

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from cachedfs.packing.pack_types import SampleBatch
-from cachedfs.packing.sources.arrow_columns import advised, arrow_type
+from cachedfs.packing.sources.arrow_columns import arrow_type, for_each
 from cachedfs.packing.sources.arrow_types import empty_table
 from cachedfs.packing.sources.sample_source import SourceFiles
 from cachedfs.packing.sources.tables import TableSource, stated_names
@@ -113,19 +113,15 @@ class CSVSource(TableSource):
             return empty_table(pa.schema([(name, pa.string()) for name in self._columns]))
 
     def natural(self, table: pa.Table) -> pa.Table:
-        found, problems = [], []
-        for name, type_ in self._types.items():
-            try:
-                if name not in self._given and pa.types.is_integer(type_):
-                    _refuse(table[name], ZEROS, "has zeros in front, which a number has not")
-                if name not in self._given and pa.types.is_boolean(type_):
-                    _refuse(table[name], BIT, "is a number, and not true or false")
-                found.append(parsed(table[name], type_))
-            except pa.ArrowInvalid as error:
-                problems.append(f"column {name!r}: {error}")
-        if problems:
-            raise ValueError(advised(problems))
-        return pa.table(found, names=[*self._types])
+        def converted(name: str) -> pa.ChunkedArray:
+            type_ = self._types[name]
+            if name not in self._given and pa.types.is_integer(type_):
+                _refuse(table[name], ZEROS, "has zeros in front, which a number has not")
+            if name not in self._given and pa.types.is_boolean(type_):
+                _refuse(table[name], BIT, "is a number, and not true or false")
+            return parsed(table[name], type_)
+
+        return pa.table(for_each(self._types, converted))
 
     def chunks(self, file: int) -> Iterator[pa.Table]:
         """Yield the records of a file as text. If one is larger than a block, the file is read again in larger ones."""

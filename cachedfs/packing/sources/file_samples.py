@@ -175,6 +175,10 @@ def _decoded(data: bytes, name: str, *, is_oriented: bool) -> Array:
         raise ImportError("decode='image' needs Pillow: pip install pillow") from error
     try:
         with Image.open(io.BytesIO(data)) as image:
+            if (n := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":  # photos with a preview
+                raise BadFile(
+                    name, f"it has {n} pages or frames: make a file of each, or pack the bytes of files"
+                )
             if is_oriented:
                 ImageOps.exif_transpose(image, in_place=True)
             if image.mode in ("P", "PA"):  # palette indexes have no meaning alone
@@ -184,6 +188,8 @@ def _decoded(data: bytes, name: str, *, is_oriented: bool) -> Array:
             pixels = np.asarray(image)
     except UnidentifiedImageError as error:  # its text has the address of the buffer
         raise BadFile(name, "Pillow cannot decode the image: it is of no format that Pillow knows") from error
+    except BadFile:
+        raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise BadFile(name, f"Pillow cannot decode the image: {error}") from error
     if pixels.nbytes > MAX_SAMPLE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,13 +35,15 @@ class TarSource(SampleSource):
     def look(self) -> list[SampleBatch]:
         numbers = self.files.numbers
         some = [numbers[i] for i in spread(len(numbers), SAMPLED)]
-        looked = [sample for _, samples in looked_at(some, self._looked) for sample in samples]
+        by_tar = [samples for _, samples in looked_at(some, self._looked)]
+        looked = [sample for samples in by_tar for sample in samples]
         endings = sorted({ending for _, datas in looked for ending in datas})
         if missing := [ending for ending in self.columns or () if ending not in endings]:
             raise ValueError(f"{self.files.url}: no member ends in {missing}; there are {endings}")
         if not endings:
             raise ValueError(f"{self.files.url}: no file is in it")
         endings = self.columns or endings
+        self.notes = _notes(endings, by_tar)
         ragged = (Field(ending, "uint8", is_ragged=True, means="bytes") for ending in endings)
         self.fields = checked_fields((*ragged, NAME_FIELD))
         found = {ending: joined(datas.get(ending, b"") for _, datas in looked) for ending in endings}
@@ -110,6 +113,21 @@ class TarSource(SampleSource):
             sample, found[ending] = name, member
         if found:
             yield sample, found
+
+
+def _notes(endings: list[str], by_tar: list[list[tuple[str, dict[str, bytes]]]]) -> list[str]:
+    """Return what WebDataset's rules make of the names of members, where that may surprise."""
+    notes = []
+    if dotted := [ending for ending in endings if "." in ending]:
+        notes.append(
+            f"names of members are cut at their first dot, as in WebDataset, so that endings are {dotted}"
+        )
+    counts = [Counter(name for name, _ in samples) for samples in by_tar]
+    if apart := [name for names in counts for name, n in names.items() if n > 1]:
+        notes.append(
+            f"members of {apart[0]!r} do not stand together, and are several samples, as in WebDataset"
+        )
+    return notes
 
 
 class _Parts:
