@@ -13,6 +13,7 @@ import torch
 from zarr.storage import FsspecStore
 
 from cachedfs.config import parse_size
+from cachedfs.datasets.nodes import Keys, run_keys
 from cachedfs.datasets.ragged_arrays import RaggedArray
 from cachedfs.datasets.samples import Item, Samples, once_each
 from cachedfs.datasets.zarr_layout import RAGGED, arrays_at, beside, dtype_of, layout_of, with_samples
@@ -98,7 +99,7 @@ class ZarrDataset(Samples):
         }
         self.shapes = {name: layout.shape for name, layout in layouts.items()}
         self._direct = ChunkReader(self.fs, layouts, pool_size=pool_size, naming=self.naming)
-        self.group_size = self._group_size_of(layouts)
+        self.group_size, self._object_size = self._group_sizes_of(layouts)
 
     def __len__(self) -> int:
         return self._length
@@ -140,6 +141,10 @@ class ZarrDataset(Samples):
         """
         ragged = [(one.touched, one.elements) for one in self._ragged.values()]
         return items_of([(own_rows, self._direct), *ragged], map(self.number, indexes))
+
+    def objects(self) -> tuple[Keys, None]:
+        """Return a hash of each sample's shard, or of its chunk without shards, of the array with the largest samples."""
+        return run_keys(len(self), self._object_size), None
 
     def _numbers(self, indexes: Sequence[int]) -> npt.NDArray[np.int64]:
         numbers = np.asarray(indexes)
@@ -206,8 +211,8 @@ class ZarrDataset(Samples):
             f"{self!r}: arrays of different lengths have no common samples: {described}; name those of one length, arrays=(...)"
         )
 
-    def _group_size_of(self, fixed: Mapping[str, Any]) -> int:
-        """Return how many samples one fetch reads of the array with the most bytes per sample.
+    def _group_sizes_of(self, fixed: Mapping[str, Any]) -> tuple[int, int]:
+        """Return how many samples one fetch reads of the array with the most bytes per sample, and one object has.
 
         They are those of one chunk, or in a shard those of as many adjacent chunks as fit into a cache block.
         """
@@ -220,6 +225,7 @@ class ZarrDataset(Samples):
         layout, each = arrays[sizes.index(size)]
         rows = max(1, int(layout.chunk[0] / max(1.0, each)))
         if layout.index is None:
-            return rows
+            return rows, rows
         in_shard = layout.chunk[0] * layout.per_object[0] / max(1.0, each)
-        return rows * max(1, int(min(in_shard, FETCHED / max(1, size))) // rows)
+        group_size = rows * max(1, int(min(in_shard, FETCHED / max(1, size))) // rows)
+        return group_size, max(group_size, int(in_shard))

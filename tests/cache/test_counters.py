@@ -23,7 +23,7 @@ from cachedfs.cache import counters
 counters._TRIES = 10**6  # a process that the system puts aside is waited for
 total = counters.SharedCounters.total
 counters.SharedCounters.total = lambda self: (total(self), os.sched_yield())[0]  # to the others
-cache = BlockStore([sys.argv[1]], explicit=True)
+cache = BlockStore(sys.argv[1], explicit=True)
 print("ready", flush=True)
 sys.stdin.readline()
 for _ in range(100):
@@ -60,7 +60,7 @@ def test_a_process_that_is_slow_or_dies_in_the_middle_holds_nobody_up(cache):
     code = """
 from cachedfs.cache import counters
 counters.SharedCounters.total = lambda self: (print("in", flush=True), sys.stdin.read())
-BlockStore([sys.argv[1]], explicit=True).counts.add([1, 0, 0, 0, 0, 0])
+BlockStore(sys.argv[1], explicit=True).counts.add([1, 0, 0, 0, 0, 0])
 """
     add(cache, 3)
     with start(code, Path(cache.root).parent) as child:

@@ -286,7 +286,7 @@ def test_the_headers_of_all_members_are_fetched_in_one_round_trip(cloud):
 
     with fs.open(path) as raw, h5py.File(raw) as file:
         assert len(dict(hdf5_layout.members_of(file["/"], before=before))) == 13
-    assert rounds[1:] + [len(cloud.asked())] == [0, 0]
+    assert [*rounds[1:], len(cloud.asked())] == [0, 0]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -68,7 +68,7 @@ def is_idle(fs):
     is_working = any(
         name.startswith(("PrefetchPlan.", "PlanRequests.", "ObjectStream.", "Downloads.")) for name in names
     )
-    return not (engine.by_block or engine.active_requests or any(engine.speculation._queues) or is_working)
+    return not (engine.by_block or engine.active_requests or any(engine.speculation.queued) or is_working)
 
 
 # Cost in requests.

@@ -24,16 +24,23 @@ pytestmark = pytest.mark.usefixtures("default_patience")  # examples run with th
 FOLDER = ROOT / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py") if path.name != "simulated.py")
 OUTPUT = doctest.OutputChecker()
-SPAWNING = {"ddp.py", "pack_on_dask.py"}  # their processes import the script again
+SPAWNING = {
+    "dask_nodes.py",
+    "ddp.py",
+    "nodes.py",
+    "pack_on_dask.py",
+}  # their processes import the script again
 # Dask warns about its workers on a busy machine
 SLOW_TO_END = re.compile(r".* distributed\.nanny - WARNING - Worker process still alive after .*, killing\n")
 NEEDS = {
     "climatology.py": ["xarray", "zarr"],
     "dali_images.py": ["torch", "nvidia"],
+    "dask_nodes.py": ["distributed"],
     "ddp.py": ["torch"],
     "hdf5_rows.py": ["torch", "h5py"],
     "kitti_to_zarr.py": ["torch", "zarr", "PIL"],
     "lmdb_file.py": ["lmdb"],
+    "nodes.py": ["torch"],
     "pack_on_dask.py": ["torch", "zarr", "distributed"],
     "summarise_files.py": ["torch"],
     "summarise_lines.py": ["torch"],
@@ -57,6 +64,10 @@ look 1: {'month': 12, 'lat': 36, 'lon': 72} of t2m in ... s, 0 requests
 epoch 0: 48 different images in ... s, 48 requests
 epoch 1: 48 different images in ... s, 0 requests
 an image of the last batch: (3, 128, 416), decoded on the CPU
+""",
+    "dask_nodes.py": """\
+epoch 0: 20,000 lines of 200 files in ... s, 200 requests
+epoch 1: 20,000 lines of 200 files in ... s, 0 requests
 """,
     "ddp.py": """\
 epoch 0, rank 0: 200 samples in ... s, ... requests
@@ -92,6 +103,12 @@ session 0: 2,000 records, 1,570,000 bytes in ... s, ... requests
   ... s of it until there was a path
 session 1: 2,000 records, 1,570,000 bytes in ... s, 0 requests
   ... s of it until there was a path
+""",
+    "nodes.py": """\
+epoch 0, node 0: 200 different files, 200 requests
+epoch 0, node 1: 200 different files, 200 requests
+epoch 1, node 0: 200 different files, 0 requests
+epoch 1, node 1: 200 different files, 0 requests
 """,
     "pack_on_dask.py": """\
 1,000 samples, 3.59 MB of jsonl, in 6 objects of ...; verified: 6 objects by the origin's checksum, 0 read back
@@ -230,7 +247,10 @@ def outputs_of(notebook, folder, after_an_epoch=None):
             book["cells"].insert(i + 1, {**cell, "id": f"after-{i}", "source": after_an_epoch})
     copy = folder / "copy.ipynb"
     copy.write_text(json.dumps(book))
-    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
+    # Not the environment of the kernel: as where its Python was started by its path.
+    path = os.pathsep.join(
+        each for each in os.environ["PATH"].split(":") if not os.path.exists(f"{each}/cachedfs")
+    )
     own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(folder), "PATH": path}
     done = subprocess.run(
         [sys.executable, "-m", "nbconvert", "--execute", "--to", "notebook", "--inplace", copy],
