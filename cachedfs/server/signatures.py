@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -107,19 +107,10 @@ def _check(keys: Keys, method: str, path: str, query: Query, headers: Headers, s
     fixed = "\n".join(f"{name}:{_value(headers, name)}" for name in names)
     rest = f"{_canonical(query)}\n{fixed}\n\n{signed.headers}\n{signed.payload}"
     key = _signing_key(keys.secret, date, region)
-    for spelled in (str, _respelled):
-        each = spelled(path)
-        digest = hashlib.sha256(_bytes(f"{method}\n{each}\n{rest}")).hexdigest()
-        text = f"{ALGORITHM}\n{signed.at}\n{scope}\n{digest}"
-        expected = hmac.digest(key, _bytes(text), "sha256").hex()
-        if hmac.compare_digest(expected.encode(), _bytes(signed.signature)):
-            return
-    raise S3Error("SignatureDoesNotMatch", "The secret key, or the way of signing, is another one")
-
-
-def _respelled(path: str) -> str:
-    """Return the path as some clients sign it, which send it in another spelling."""
-    return quote(unquote(path), safe="/-_.~", errors="replace")
+    digest = hashlib.sha256(_bytes(f"{method}\n{path}\n{rest}")).hexdigest()
+    expected = hmac.digest(key, _bytes(f"{ALGORITHM}\n{signed.at}\n{scope}\n{digest}"), "sha256").hex()
+    if not hmac.compare_digest(expected.encode(), _bytes(signed.signature)):
+        raise S3Error("SignatureDoesNotMatch", "The secret key, or the way of signing, is another one")
 
 
 def _value(headers: Headers, name: str) -> str:
