@@ -65,6 +65,7 @@ $(VENV)/.works: $(STAMP)
 
 works: $(VENV)/.works  ## The table of docs/works-with.md, with all the libraries in it
 	$(BIN)/python -m pytest $(TOGETHER) tests/libraries -rs $(ARGS)
+	$(BIN)/python -m pytest -m works tests/project/test_examples.py -rs
 
 live: $(STAMP)  ## The contract at a real account: CACHEDFS_LIVE_DRIVE="My Drive/scratch"
 	$(BIN)/python -m pytest -m live -rs $(ARGS)
