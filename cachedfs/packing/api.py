@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fsspec.callbacks import DEFAULT_CALLBACK
@@ -216,8 +217,9 @@ class Packing:
         The parameters are those of `pack`.
         """
         started = time.perf_counter()
-        existing = self._prepare(overwrite=overwrite)
-        task = PackTask(self.source, self.store, {**self.plan.big, **self.plan.small})
+        existing, first = self._prepare(overwrite=overwrite)
+        begin = partial(self.store.begin, first, self.plan.encodings)
+        task = PackTask(self.source, self.store, self.plan.encodings)
         self.store.is_interrupted = False
         callback.set_size(self.source.total_size)
         most_skipped = math.inf if self._is_skipping else MOST_NAMED
@@ -225,14 +227,14 @@ class Packing:
             dask_client(client) as executor,
             contextlib.closing(TaskPool(task, executor, _n_workers(n_workers, self.plan, executor))) as pool,
         ):
-            run = PackRun(task, pool, existing, callback.relative_update, most_skipped)
+            run = PackRun(task, pool, begin, existing, callback.relative_update, most_skipped)
             run()
         if run.skipped and not self._is_skipping:
             raise ValueError(_why_not_packed(self.files, run.skipped))
         return self._finish(run, started)
 
-    def _prepare(self, *, overwrite: bool) -> dict[str, StoredObject]:
-        """Return the objects of an earlier run of this pack; prepare an empty store for a new pack.
+    def _prepare(self, *, overwrite: bool) -> tuple[dict[str, StoredObject], dict[str, bytes]]:
+        """Return the objects of an earlier run of this pack, or those to write first in the empty store of a new one.
 
         Raises FileExistsError if anything else is at the target and may not be removed.
         """
@@ -241,16 +243,13 @@ class Packing:
         stored_plan = store.read(PLAN) if PLAN in existing else None
         progress = PackProgress.from_bytes((store.read(PROGRESS) or b"") if PROGRESS in existing else b"")
         if stored_plan == self._plan_json and not progress.packed(self.files.removed, self.source.parts()):
-            return existing
+            return existing, {}
         if existing:
             is_ours = any(name in ZARR or name.startswith(f"{BESIDE}/") for name in existing)
             if not (overwrite and is_ours):
                 raise FileExistsError(_why_not_empty(store.url, stored_plan is not None, is_ours=is_ours))
             store.clear()
-        store.put(PLAN, self._plan_json)
-        if self.source.may_skip:
-            store.put(FILES, self.files.as_bytes())
-        return {}
+        return {}, {PLAN: self._plan_json} | ({FILES: self.files.as_bytes()} if self.source.may_skip else {})
 
     def _finish(self, run: PackRun, started: float) -> Packed:
         store, lengths = self.store, run.lengths
@@ -339,7 +338,7 @@ def _n_workers(n_workers: int | None, plan: StorePlan, executor: Any) -> int:
     """Return the number of threads, or of calls that an executor runs at once (0: as many as it has workers)."""
     if n_workers is not None or executor is not None:
         return 0 if n_workers is None else arguments.at_least(1, n_workers=n_workers)
-    largest = max((encoding.shard_size for encoding in plan.big.values()), default=1)
+    largest = max(encoding.shard_size for encoding in plan.encodings.values())
     return max(1, min(max(n_cores(), THREADS[0]), THREADS[1], AT_ONCE // largest))
 
 

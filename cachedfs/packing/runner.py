@@ -83,11 +83,12 @@ class PackRun:
         self,
         task: PackTask,
         pool: TaskPool,
+        begin: Callable[[], None],
         existing: Mapping[str, StoredObject],
         on_stored: Callable[[int], object],
         most_skipped: float = math.inf,
     ) -> None:
-        """`existing` has the objects in the store.
+        """`begin` must end before anything else is written. `existing` has the objects in the store.
 
         `on_stored(n)` is called after `n` bytes of big fields are stored. The run stops after `most_skipped` files
         that cannot be packed.
@@ -96,6 +97,7 @@ class PackRun:
         self._most_skipped, self._parts = most_skipped, task.source.parts()
         self._writing: dict[concurrent.futures.Future[list[StoredObject]], int] = {}
         self._save_at = time.monotonic() + SAVED_S
+        self._begun = pool.here(begin)
         self._small = {
             name: ArrayWriter(name, encoding, self._emit)
             for name, encoding in task.encodings.items()
@@ -283,6 +285,7 @@ class PackRun:
         if not self._needs(name, index):
             return
         if self._pool.is_remote:  # a small array
+            self._begun.result()
             self.stored.update((each.name, each) for each in self._task.put(name, index, rows))
         else:
             self._submit(rows.nbytes if name in self._task.big else 0, "put", name, index, rows)
@@ -293,6 +296,7 @@ class PackRun:
 
     def _wait(self, most: int = 0) -> None:
         """Wait until at most so many calls that write shards are left."""
+        self._begun.result()
         while len(self._writing) > most:
             done, _ = concurrent.futures.wait(self._writing, return_when=concurrent.futures.FIRST_COMPLETED)
             for future in done:
