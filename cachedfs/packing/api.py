@@ -40,7 +40,6 @@ FILES = f"{BESIDE}/files.npz"  # the list of source files that the pack began wi
 SKIPPED = "skipped.json"  # object of the store with the files that were left out
 MOST_NAMED = 20  # files that cannot be packed, after which a pack stops
 THREADS = 2, 4  # fewest and most threads when `n_workers` is None
-AT_ONCE = 256 << 20  # most bytes of shards in work then: each may be in memory twice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +224,7 @@ class Packing:
         most_skipped = math.inf if self._is_skipping else MOST_NAMED
         with (
             dask_client(client) as executor,
-            contextlib.closing(TaskPool(task, executor, _n_workers(n_workers, self.plan, executor))) as pool,
+            contextlib.closing(TaskPool(task, executor, _n_workers(n_workers, executor))) as pool,
         ):
             run = PackRun(task, pool, begin, existing, callback.relative_update, most_skipped)
             run()
@@ -254,11 +253,6 @@ class Packing:
     def _finish(self, run: PackRun, started: float) -> Packed:
         store, lengths = self.store, run.lengths
         n_samples = self._n_samples(lengths)
-        if self.files.again().listed != self.files.listed:
-            raise ValueError(
-                f"{self.files.url}: files were added, removed or changed during packing; {store.url} is incomplete: pack again "
-                "with overwrite"
-            )
         about = {"format": FORMAT, "source": self.files.url, "kind": self.kind, "samples": n_samples}
         about |= {"skipped": len(run.skipped)} if run.skipped else {}
         groups = {**self.source.group_attributes}
@@ -268,7 +262,7 @@ class Packing:
         skipped = {self.files.shown(number): run.skipped[number] for number in sorted(run.skipped)}
         if skipped:
             store.put(SKIPPED, json.dumps(skipped, indent=2, ensure_ascii=False).encode())
-        store.finish(documents)
+        store.finish(documents, self._check_source)
         store.remove(BESIDE)
         n_stated = sum(each.is_stated for each in stored.values())
         return Packed(
@@ -290,6 +284,13 @@ class Packing:
             skipped=[f"{name}: {reason}" for name, reason in skipped.items()],
             notes=self.notes,
         )
+
+    def _check_source(self) -> None:
+        if self.files.again().listed != self.files.listed:
+            raise ValueError(
+                f"{self.files.url}: files were added, removed or changed during packing; {self.store.url} is incomplete: "
+                "pack again with overwrite"
+            )
 
     def _n_samples(self, lengths: Mapping[str, int]) -> int:
         """Return the number of samples. Raises OSError unless it is the same in all fields."""
@@ -334,12 +335,11 @@ def _must_be_apart(files: SourceFiles, store: ZarrTarget) -> None:
         raise ValueError(f"{store.url}: the source {inside} is inside the target: choose another target")
 
 
-def _n_workers(n_workers: int | None, plan: StorePlan, executor: Any) -> int:
+def _n_workers(n_workers: int | None, executor: Any) -> int:
     """Return the number of threads, or of calls that an executor runs at once (0: as many as it has workers)."""
-    if n_workers is not None or executor is not None:
-        return 0 if n_workers is None else arguments.at_least(1, n_workers=n_workers)
-    largest = max(encoding.shard_size for encoding in plan.encodings.values())
-    return max(1, min(max(n_cores(), THREADS[0]), THREADS[1], AT_ONCE // largest))
+    if n_workers is not None:
+        return arguments.at_least(1, n_workers=n_workers)
+    return min(max(n_cores(), THREADS[0]), THREADS[1]) if executor is None else 0
 
 
 def part_size(**given: Any) -> int | None:

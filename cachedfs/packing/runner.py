@@ -28,6 +28,7 @@ __all__ = ["PackRun", "PackProgress"]
 
 SAVED_S = 10.0  # seconds between two times that the progress is stored
 PROGRESS = f"{BESIDE}/progress.npz"
+AT_ONCE = 256 << 20  # most bytes of shards that are written at the same time: each may be in memory twice
 WINDOW = "96MiB"  # prefetch window: more than one shard (64 MiB), and still little memory
 logger = logging.getLogger("cachedfs.packing")
 
@@ -291,13 +292,13 @@ class PackRun:
             self._submit(rows.nbytes if name in self._task.big else 0, "put", name, index, rows)
 
     def _submit(self, size: int, method: str, *args: Any) -> None:
-        self._wait(self._pool.n_workers - 1)
+        self._wait(self._pool.n_workers - 1, math.inf if self._pool.is_remote else AT_ONCE - size)
         self._writing[self._pool.submit(method, *args)] = size
 
-    def _wait(self, most: int = 0) -> None:
-        """Wait until at most so many calls that write shards are left."""
+    def _wait(self, most: int = 0, most_bytes: float = math.inf) -> None:
+        """Wait until at most so many calls that write shards are left, with so many bytes."""
         self._begun.result()
-        while len(self._writing) > most:
+        while len(self._writing) > most or (self._writing and sum(self._writing.values()) > most_bytes):
             done, _ = concurrent.futures.wait(self._writing, return_when=concurrent.futures.FIRST_COMPLETED)
             for future in done:
                 self.stored.update((each.name, each) for each in future.result())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -198,12 +198,14 @@ class ZarrTarget:
         self.remove()
         self._folders.clear()
 
-    def finish(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
-        """Write the metadata documents, that of the group last, so that a group that opens is complete."""
+    def finish(self, documents: Mapping[str, Mapping[str, Any]], check: Callable[[], object]) -> None:
+        """Write the metadata documents: that of the group after `check`, so that a group that opens is complete."""
         datas = {name: json.dumps(document, indent=2).encode() for name, document in documents.items()}
         group = datas.pop("zarr.json")
         with ThreadPoolExecutor(AT_ONCE) as threads:  # small files: latency dominates
-            list(threads.map(self.put, datas, datas.values()))
+            others = threads.map(self.put, datas, datas.values())
+            check()
+            list(others)
         self.put("zarr.json", group)
 
 
