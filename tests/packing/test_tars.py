@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from cachedfs.datasets import pack  # noqa: E402
-from tests.packing import packs  # noqa: E402
+from cachedfs.datasets import pack
+from tests.packing import packs
 
 
 def packed(folder, names):
