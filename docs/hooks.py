@@ -14,13 +14,22 @@ _FETCHED = re.compile(
 )
 
 
-_EXAMPLES = Path(__file__).parent.parent / "examples"
+_ROOT = Path(__file__).parent.parent
+_EXAMPLES = _ROOT / "examples"
 
 
 def on_files(files: Any, config: Any, **_: Any) -> Any:
-    """Return the files of the site with the examples among them, which lie beside the pages."""
+    """Return the files of the site with the examples and llms.txt among them, which lie beside the pages."""
     for path in sorted(_EXAMPLES.glob("*.*")):
         files.append(File.generated(config, f"examples/{path.name}", abs_src_path=str(path)))
+    for name in ("llms.txt", "skills/cachedfs/SKILL.md"):
+        text = re.sub(r"\]\(docs/([\w-]+)\.md", r"](\1.html", (_ROOT / name).read_text(encoding="utf-8"))
+        # Not .md, which would become a page.
+        files.append(
+            File.generated(
+                config, name.replace("/SKILL.md", ".txt"), content=text.replace("/SKILL.md", ".txt")
+            )
+        )
     return files
 
 
@@ -38,6 +47,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             markdown = markdown.replace(f"](examples/{name}.py)", f"](#{name}py)")
             markdown += f"\n## {name}.py\n\n```python\n{program}```\n"
     return markdown
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Return the page; that of the libraries in a box of its own, by which site.css knows it."""
+    return f'<div class="libraries">{html}</div>' if page.file.src_uri == "works-with.md" else html
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:

@@ -17,6 +17,7 @@ LAYERS = [
     {"common"},
     {"config", "sim"},
     {"cache", "origins", "readahead"},
+    {"shared"},
     {"core"},
     {"prefetch"},
     {"snapshot"},
