@@ -83,16 +83,17 @@ class FileDataset(Samples[T]):
         return self._skipped.errors() if self._skipped is not None else {}
 
     def __getitem__(self, index: int) -> T:
-        number = self.number(index)
-        return self._samples([number], self._read([self.paths[number]]))[0]
+        ((number, path, data),) = self._read([self.number(index)])
+        sample: T = self._sample(number, path, data)
+        return sample
 
     def __getitems__(self, indexes: Sequence[int]) -> list[T]:
         """Return the samples with these indexes, their files read in one round trip. An error names the file."""
         numbers = [*map(self.number, indexes)]
-        found = self._read(list(dict.fromkeys(self.paths[number] for number in numbers)))
+        found = self._read(numbers)
         if self._skipped is None or not numbers:
-            return self._samples(numbers, found)
-        samples = self._good(numbers, found)
+            return [self._sample(*each) for each in found]
+        samples = self._good(found)
         # The batch may not be empty: it could not be collated, and all ranks need the same number of batches.
         path = self.paths[numbers[-1]]
         others = (number % len(self) for number in range(numbers[-1] + 1, numbers[-1] + len(self)))
@@ -102,7 +103,7 @@ class FileDataset(Samples[T]):
             if number is None or _is_outage(error):
                 raise error
             path = self.paths[number]
-            samples = self._good([number], self._read([path]))
+            samples = self._good(self._read([number]))
         return samples
 
     def items(self, indexes: Iterable[int]) -> Iterator[Item]:
@@ -116,20 +117,22 @@ class FileDataset(Samples[T]):
         """Return a hash of each file's path, and the size of each file as listed (None: the files were given as a list)."""
         return name_keys(self.paths, len(self)), self._sizes
 
-    def _read(self, paths: list[str]) -> dict[str, bytes | BaseException]:
+    def _read(self, numbers: list[int]) -> Iterable[tuple[int, str, bytes | BaseException]]:
+        """Return the number, the path, and the bytes or the error of each of these files."""
+        paths = [self.paths[number] for number in numbers]
+        unique = [*dict.fromkeys(paths)]
         with reading():  # not `cat`: it takes some names for patterns
-            return dict(zip(paths, self.fs.cat_ranges(paths, None, None, on_error="return"), strict=True))
+            found = self.fs.cat_ranges(unique, None, None, on_error="return")
+        if len(unique) < len(paths):
+            found = map(dict(zip(unique, found, strict=True)).__getitem__, paths)
+        return zip(numbers, paths, found, strict=True)
 
-    def _samples(self, numbers: Iterable[int], found: Mapping[str, bytes | BaseException]) -> list[T]:
-        return [self._sample(number, path := self.paths[number], found[path]) for number in numbers]
-
-    def _good(self, numbers: Iterable[int], found: Mapping[str, bytes | BaseException]) -> list[T]:
+    def _good(self, found: Iterable[tuple[int, str, bytes | BaseException]]) -> list[T]:
         """Return the samples that can be made, and record the others."""
         samples = []
-        for number in numbers:
-            path = self.paths[number]
+        for number, path, data in found:
             try:
-                samples.append(self._sample(number, path, found[path]))
+                samples.append(self._sample(number, path, data))
             except Exception as error:  # any type: user code may raise it
                 assert self._skipped is not None
                 if path not in self._skipped.errors():

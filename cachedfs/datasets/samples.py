@@ -118,9 +118,11 @@ class Samples(Dataset[T], Generic[T]):
     def number(self, index: Any) -> int:
         """Return a sample's index counted from the start. Raises IndexError if out of range, TypeError if no integer."""
         number, n = operator.index(index), len(self)
-        if not -n <= number < n:
+        if 0 <= number < n:
+            return number
+        if not -n <= number < 0:
             raise IndexError(f"sample {number} of {n}: {self!r}")
-        return number % n
+        return number + n
 
     def transformed(self, index: int, sample: Any, *, name: str = "") -> Any:
         """Return the sample after `transform`; an error of `transform` gets a note that names the sample."""

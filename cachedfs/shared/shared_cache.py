@@ -89,7 +89,7 @@ class SharedCache:
         self._looks: dict[str, _Look] = {}
         self._progress_at = 0.0
         self.bytes_read = 0
-        self._writer = SharedWriter(self._folder, cache, self._known, self._wrote)
+        self._writer = SharedWriter(self._folder, cache, self._known, self._wrote, most=options.size)
         self.note, self.flush = self._writer.note, self._writer.flush
 
     def __repr__(self) -> str:

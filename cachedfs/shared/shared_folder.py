@@ -26,6 +26,7 @@ ANSWERS_S = 2.0  # a folder that does not answer within this time
 LEFT_ALONE_S = 30.0  # is left alone for this time
 
 _FORMAT = 1  # part of a folder's name: other formats never see these files
+DAY_S = 86400.0
 _PROBE = 16 << 10  # bytes read from the end of a file: the whole index, unless it is one of many pieces
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -39,6 +40,9 @@ class OpenShared:
         if not stat.S_ISREG(status.st_mode):
             raise DamagedFile("it is not a file")
         self.size, self.modified_at = status.st_size, status.st_mtime
+        if status.st_atime < time.time() - DAY_S:  # note the use: many file systems do not
+            with contextlib.suppress(OSError):  # of another user, or read-only
+                os.utime(self._fd, ns=(time.time_ns(), status.st_mtime_ns))
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, OSError):
@@ -169,8 +173,11 @@ class SharedFolder:
             raise
 
     def remove(self, name: str) -> None:
-        """Remove a file; who has it open reads on."""
-        disk.unlink(f"{self.path}/{name}")
+        """Remove a file; who has it open reads on. Where it is not found any more, nobody opens it while it is deleted."""
+        temp = self._temp()
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(f"{self.path}/{name}", temp)
+            os.unlink(temp)
 
     def now(self) -> float | None:
         """Return the time by the clock that dates the files; None where that cannot be asked."""

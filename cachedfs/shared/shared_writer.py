@@ -19,6 +19,7 @@ from cachedfs.shared.known_pieces import KnownPieces
 from cachedfs.shared.metadata_rows import DamagedFile, rows_about
 from cachedfs.shared.piece import LARGE, Piece, PlacedPiece, encoded_index, key_of, name_of_file
 from cachedfs.shared.shared_folder import SharedFolder
+from cachedfs.shared.upkeep import clean
 
 __all__ = ["SharedWriter"]
 
@@ -27,6 +28,8 @@ logger = logging.getLogger("cachedfs.shared")
 FULL_S = 60.0  # from a full disk until it is tried again
 EXIT_S = 2.0  # longest wait at exit for what is still to be written
 LOOK_S = 0.25  # between two looks at what waits
+CLEAN_S = 3600.0  # between two times that the folder is cleaned, if it has a size
+LARGEST = 10  # an object of more than this part of the size is not put there
 TELL_S = 2.0  # between two files that have only metadata
 MOST_ROWS = 2000  # of metadata in a file that is written again with what comes next
 AGAIN_S = 600.0  # after this time, a listing is put there again
@@ -54,8 +57,11 @@ class SharedWriter:
         cache: BlockStore,
         known: KnownPieces,
         wrote: Callable[[str, Sequence[PlacedPiece]], None],
+        *,
+        most: int | None,
     ) -> None:
         self._folder, self._cache, self._known, self._wrote = folder, cache, known, wrote
+        self._most, self._clean_at = most, 0.0
         self._lock = threading.Lock()  # guards the three next ones
         self._gatherer = Gatherer()
         self._thread: threading.Thread | None = None
@@ -78,6 +84,8 @@ class SharedWriter:
         with self._lock:
             for version, info, index in blocks:
                 key = key_of(version.identity, info)
+                if self._most is not None and (info.size or 0) > self._most // LARGEST:
+                    continue
                 if key is not None and self._known.at(key, index * version.block_size) is None:
                     self._gatherer.note(version, info, index, now)
             if self._gatherer and self._thread is None and not self._is_closed:
@@ -140,6 +148,9 @@ class SharedWriter:
                     self._told.add(groups[0].key)
             else:
                 self._gather(identity, groups)
+            if self._most is not None and time.monotonic() >= self._clean_at:
+                self._clean_at = time.monotonic() + CLEAN_S
+                clean(self._folder, self._most, now=self._folder.now() or time.time())
         except (DamagedFile, OSError) as error:
             number = error.errno if isinstance(error, OSError) else None
             if number in _FULL:

@@ -432,7 +432,7 @@ def check_cachedfs(arguments: list[str]) -> None:
 
 def check_uvx(arguments: list[str]) -> None:
     assert arguments[0] == "--from"
-    check_pip(["install", arguments[1]])
+    check_pip(["install", arguments[1].removeprefix("dist/")])
     assert arguments[2] == "cachedfs"
     check_cachedfs(arguments[3:])
 
