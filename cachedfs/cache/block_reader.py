@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from cachedfs.cache import block_file, disk
+from cachedfs.cache.access_stats import AccessStats
 from cachedfs.cache.block_file import BadBlock, OpenBlock
 from cachedfs.cache.directory import CacheDirectory
-from cachedfs.cache.shared_files import SharedFiles
 from cachedfs.cache.space import likely_allowance
 from cachedfs.common.logging import WarnOnce
-from cachedfs.common.types import GOLDEN, MASK64, CacheBounds, ObjectKey
+from cachedfs.common.types import CacheBounds, ObjectKey
 
 __all__ = ["BlockReader"]
 
@@ -46,9 +46,9 @@ class BlockReader:
 
     allowed: int | None = None  # how many bytes of blocks the cache may hold, as of the last write
 
-    def __init__(self, own: CacheDirectory, shared: SharedFiles, warnings: WarnOnce) -> None:
+    def __init__(self, own: CacheDirectory, accesses: AccessStats, warnings: WarnOnce) -> None:
         self._own = own
-        self._shared = shared
+        self.accesses, self.touch = accesses, accesses.touch
         self._warnings = warnings
         self._limit = max(4, min(_MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
         self.open_blocks: dict[_Key, OpenBlock] = {}
@@ -134,27 +134,18 @@ class BlockReader:
 
     # Access records
 
-    def touch(self, key: ObjectKey, index: int) -> None:
-        """Record the access to a block."""
-        (self._shared.accesses or self._shared.open_accesses()).touch(key.number + index * GOLDEN & MASK64)
-        if time.monotonic() >= self._own.look_at:  # who only reads asks nothing else of the cache
-            self._own.look()
-
-    def missed(self, key: ObjectKey, index: int, bounds: CacheBounds, *, of: int | None = None) -> None:
-        """Record that a block is not cached and must be fetched; the admission policy uses this later.
-
-        `of` is the object's size in bytes. The first pass over an object larger than the cache evicts no other block.
-        """
-        most = self.allowed or likely_allowance(self._own.path, bounds)
-        # Use the final size at once: a larger file begins without the records of a smaller one.
-        accesses = self._shared.accesses or self._shared.open_accesses(size=most)
-        is_too_large = most is not None and of is not None and of > most
-        accesses.touch((key.number + index * GOLDEN & MASK64, is_too_large))
+    def likely_allowed(self, bounds: CacheBounds) -> float:
+        """Return how many bytes of blocks the cache may hold: as of the last write, or an estimate before the first one."""
+        if not self.allowed and (likely := likely_allowance(self._own.path, bounds)) is not None:
+            # Use the final size at once: a larger file begins without the records of a smaller one.
+            self.accesses.open(likely)
+            return likely
+        return self.allowed or math.inf
 
     def reads_since(self, clock: int, bounds: CacheBounds) -> tuple[int, Sequence[int]]:
         """Return the access clock, and the last blocks (by hash64) that any process read after `clock`, in order."""
-        most = self.allowed or likely_allowance(self._own.path, bounds)
-        return (self._shared.accesses or self._shared.open_accesses(size=most)).since(clock)
+        self.likely_allowed(bounds)
+        return self.accesses.since(clock)
 
     def call_now_and_then(self, function: Callable[[], object]) -> None:
         """Call `function` about once a second while the cache is used, in the thread of who uses it."""
@@ -173,7 +164,7 @@ class BlockReader:
             return None
         try:
             fd = os.open(path, disk.READ)
-            encoded = block_file.encode_key(key, index)
+            encoded = key.encoded + block_file.PLACE.pack(index, key.block_size)
             block = block_file.open_block(fd, path, encoded, nowait=nowait, owner=os.geteuid())
             return self._keep((key.digest, index), block, index * key.block_size)
         except FileNotFoundError:

@@ -17,7 +17,6 @@ from cachedfs.cache.directory import old_roots
 from cachedfs.cache.index.block_rows import CachedPath
 from cachedfs.cache.index.schema import Totals
 from cachedfs.cache.local_copies import LocalCopy
-from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.cache.quota_store import QuotaStore
 from cachedfs.cache.space import REMOVED_AT_ONCE
 from cachedfs.common.types import CacheBounds, ObjectKey
@@ -38,9 +37,8 @@ class BlockStore(BlockWriter):
     def __init__(self, cache_dir: str, *, explicit: bool) -> None:
         super().__init__(cache_dir, explicit=explicit)
         self.wait_for_deletion = self._own.wait_for_deletion
-        self.metadata = MetadataStore(self._own, self._shared.counters)
         self.quota = QuotaStore(self._own)
-        self.counts = SharedCounters(self._shared.counters, self.locks)
+        self.counts = SharedCounters(self.metadata.counters, self.locks)
 
     def __repr__(self) -> str:
         return f"<BlockStore {self.root or self.cannot_store}>"

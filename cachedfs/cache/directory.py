@@ -173,11 +173,6 @@ class CacheDirectory:
             with contextlib.suppress(OSError):  # cannot check: keep the current files
                 check(is_again)
 
-    def look_now(self) -> None:
-        """Do what `look` does, however recent the last time is."""
-        self.look_at = 0.0
-        self.look()
-
     # Safety
 
     def verify(self) -> None:

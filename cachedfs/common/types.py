@@ -140,21 +140,23 @@ class ObjectKey:
 
     The hash is computed once and used for all block names. `digest`: 32 hex digits, the blake2b-128 of identity, path,
     fingerprint and block size. Each field is prefixed with its length, so that different fields never give the same
-    bytes.
+    bytes. `encoded`: the first three fields as they are in the files of blocks.
     """
 
-    __slots__ = ("block_size", "digest", "fingerprint", "identity", "number", "path")
+    __slots__ = ("block_size", "digest", "encoded", "fingerprint", "identity", "number", "path")
 
     def __init__(self, identity: str, path: str, fingerprint: str, block_size: int) -> None:
         self.identity = identity
         self.path = path
         self.fingerprint = fingerprint
         self.block_size = block_size
-        hasher = hashlib.blake2b(digest_size=16)
+        hasher, encoded = hashlib.blake2b(digest_size=16), list[bytes]()
         for field in (identity, path, fingerprint, str(block_size)):
             data = field.encode("utf-8", "surrogatepass")
             hasher.update(len(data).to_bytes(8, "little"))
             hasher.update(data)
+            encoded += len(data).to_bytes(4, "little"), data
+        self.encoded = b"".join(encoded[:-2])
         self.digest = hasher.hexdigest()
         self.number = int(self.digest[:16], 16)
 

@@ -66,6 +66,7 @@ class Engine:
 
     def __init__(self, directory: str, *, explicit: bool, shared: SharedOptions | None = None) -> None:
         self.pid = os.getpid()
+        self.cache_dir = directory
         self.cache = BlockStore(directory, explicit=explicit)
         self.shared = shared and SharedCache(shared, self.cache)
         self.store_queue = StoreQueue(self.cache, self._stored)
@@ -195,8 +196,14 @@ class Engine:
     ) -> None:
         """Start a task from another thread, and call `ended` with it at its end; with None if the loop ends before."""
         self._callers[coroutine] = ended
-        if not ((self._loop or self.loop) and self.call_soon(self.spawn, coroutine, ended)):
+        try:
+            (self._inbox or self._open_inbox()).add(partial(self.spawn, coroutine, ended))
+        except RuntimeError:  # the loop has just been closed
             ended(None)
+
+    def _open_inbox(self) -> Inbox:
+        inbox = self._inbox = Inbox(self.loop)
+        return inbox
 
     def spawn(
         self, coroutine: Coroutine[Any, Any, T], ended: Callable[[asyncio.Task[T]], object] | None = None
@@ -232,12 +239,10 @@ class Engine:
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> bool:
         """Schedule `function` on the event loop from any thread; return False, and do nothing, without a loop."""
-        if (loop := self._loop) is None:
+        if self._loop is None:
             return False
-        if (inbox := self._inbox) is None:
-            inbox = self._inbox = Inbox(loop)
         try:
-            inbox.add(partial(function, *args))
+            (self._inbox or self._open_inbox()).add(partial(function, *args))
             return True
         except RuntimeError:  # the loop has just been closed
             return False
@@ -408,8 +413,8 @@ class Engine:
             self.shared.note(
                 (each.key.object, each.download.info, each.key.index) for each in blocks if each.download.info
             )
-        self.call_soon(self.speculation.pump)
-        self.publish()
+        if self.speculation.queued:
+            self.call_soon(self.speculation.pump)
 
     def release_block(self, key: ObjectKey, index: int) -> None:
         """Release a block that is no longer fetched: its download, and its fetch lock."""

@@ -141,8 +141,8 @@ class Lookups:
         may be older than this call.
         """
         objects = self.objects
-        counter = objects.counter(path) if objects.lifetime_s > 0 else object()  # equals no other
-        return objects.engine.lookups.run((objects.caller_key, path), counter, ask)
+        slot, counter, joins = (objects.caller_key, path), objects.counter(path), objects.lifetime_s > 0
+        return objects.engine.lookups.run(slot, counter, ask, joins=joins)
 
     async def _read(self, path: str, want: _Want, demand: int, lookup: Lookup) -> Resolved | None:
         """Read `want`, and take the metadata of the object from the headers; return None after the body.
@@ -160,9 +160,11 @@ class Lookups:
         try:
             if (old := objects.known(path)) and (answer := await self._answer_without_body(path, old)):
                 return answer, None
-            stale = partial(_without_download, old) if old and can_stand(objects, old) else None
             first = partial(self._downloads.first, path, want, lookup, demand=demand, then=release)
-            return await answer_of(objects, first, path, stale)
+            if old is None or not can_stand(objects, old):
+                await first()
+                return None
+            return await answer_of(objects, first, path, partial(_without_download, old))
         finally:
             if release is not None and not lookup.is_answered:
                 objects.engine.store_queue.put(then=release)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from cachedfs.cache import disk
-from cachedfs.cache.block_file import BadBlock, encode_key, open_block, place
+from cachedfs.cache.block_file import PLACE, BadBlock, open_block, place
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo, ObjectKey
@@ -225,7 +225,8 @@ class SharedWriter:
 
     def _block(self, group: BlockGroup, index: int) -> tuple[bytes, Sequence[int]] | None:
         """Return a block and its checksums from the local cache; None if it is gone."""
-        size, key = group.version.block_size, encode_key(group.version, index)
+        size = group.version.block_size
+        key = group.version.encoded + PLACE.pack(index, size)
         path = f"{self._cache.root}/{place(group.version.digest, index)}"
         with contextlib.suppress(BadBlock, OSError):  # not among the open blocks of readers
             block = open_block(os.open(path, disk.READ), path, key, owner=os.geteuid())

@@ -162,8 +162,8 @@ def day(directory):
     cache._own.look_at = 0.0
     cache.metadata.changed("gs://test", ["b/x"])
     assert cache.metadata.counter("gs://test", "b/x") != counter
-    cache._shared.counters.tables[0].invalidate()  # as a process does that cannot write them
-    AccessStats(None, "", 4).touch(7)
+    cache.metadata.counters.tables[0].invalidate()  # as a process does that cannot write them
+    AccessStats().touch(KEY, 7)
     with tried():
         cache.pin("gs://test", "b/x")
     assert cache.pins() in ([], [("gs://test", "b/x")])
@@ -258,7 +258,7 @@ def heals(cache):
     recount(cache)
     assert audit(cache).ok
     counter = cache.metadata.counter("gs://test", "b/x")
-    assert not cache._shared.counters.is_private
+    assert not cache.metadata.counters.is_private
     cache.metadata.keep_records([FACT._replace(counter=counter)])
     assert cache.metadata.lookup("gs://test", "b/x") == FACT._replace(counter=counter)
     cache.close()

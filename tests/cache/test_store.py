@@ -222,7 +222,7 @@ def test_a_reader_keeps_the_bytes_of_an_evicted_block_and_space_comes_back(cache
     cache.evict(key.identity, key.path)
     assert whole(other, key, 0) == content(key, 0)
     assert len(other.open_blocks) == 1
-    other._own.look_at = 0.0  # a second later
+    other._own.look_at = other.accesses._flush_at = 0.0  # a second later
     assert whole(other, key, 0) == content(key, 0)
     assert len(other.open_blocks) == 0
     assert whole(other, key, 0) is None

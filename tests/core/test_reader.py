@@ -198,7 +198,7 @@ def test_a_read_succeeds_with_few_requests_when_nothing_can_be_stored(fs, origin
     def full(self, *args, **kwargs):
         raise CacheError("the disk is full")
 
-    monkeypatch.setattr("cachedfs.cache.block_writer.BlockWriter._put_some", full)
+    monkeypatch.setattr("cachedfs.cache.block_writer.BlockWriter._reserve", full)
     data = origin.put("b/k", noise(20 * MiB))
     with fs.open("b/k") as file:
         assert b"".join(iter(lambda: file.read(50 * KiB), b"")) == data
@@ -241,7 +241,7 @@ def test_readahead_stops_when_the_reader_closes_or_seeks(origin, leave):
         file.seek(110 * MiB)
         file.read(10)
     gate(fs, origin, is_open=True)
-    until(lambda: engine.speculation.is_idle and not engine.active_requests)
+    until(lambda: not (engine.speculation.queued or engine.speculation._lookups or engine.active_requests))
     assert fs.stats().bytes_fetched < 100 * MiB
 
 
@@ -249,7 +249,7 @@ def test_memory_for_a_reader_is_bounded_when_nothing_can_be_stored(fs, origin, m
     def full(self, *args, **kwargs):
         raise CacheError("the disk is full")
 
-    monkeypatch.setattr("cachedfs.cache.block_writer.BlockWriter._put_some", full)
+    monkeypatch.setattr("cachedfs.cache.block_writer.BlockWriter._reserve", full)
     data = origin.put("b/k", noise(80 * MiB))
     with fs.open("b/k") as file:
         for start in (0, 40, 0, 60, 20, 0):
@@ -319,9 +319,9 @@ def test_a_reader_does_not_wait_until_prefetched_blocks_are_stored(fs, origin, m
     """The disk is slower than the link: here it stores nothing."""
     may_store, put = threading.Event(), BlockStore.put
 
-    def held(cache, given, bounds, *, victims=()):
+    def held(cache, given, bounds, **how):
         assert may_store.wait(120)
-        return put(cache, given, bounds, victims=victims)
+        return put(cache, given, bounds, **how)
 
     monkeypatch.setattr(BlockStore, "put", held)
     monkeypatch.setattr("cachedfs.core.engine.Engine.max_queued", 16 * MiB)

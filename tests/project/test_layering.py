@@ -22,7 +22,7 @@ LAYERS = [
     {"prefetch"},
     {"snapshot"},
     {"filesystem"},
-    {"obspec", "report", "mount"},
+    {"obspec", "report", "mount", "server"},
     {"datasets"},
     {"packing"},
     {"demo"},
