@@ -63,8 +63,8 @@ $(VENV)/.works: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) --editable ".[dev,works]"
 	@touch $@
 
-works: $(VENV)/.works  ## The table of docs/works-with.md, with all the libraries in it
-	$(BIN)/python -m pytest $(TOGETHER) tests/libraries -rs $(ARGS)
+works: $(VENV)/.works  ## The tables of docs/works-with.md and docs/guide-serve.md, with all the libraries in them
+	$(BIN)/python -m pytest $(TOGETHER) tests/libraries tests/server/test_clients.py -rs $(ARGS)
 	$(BIN)/python -m pytest -m works tests/project/test_examples.py -rs
 
 live: $(STAMP)  ## The contract at a real account: CACHEDFS_LIVE_DRIVE="My Drive/scratch"

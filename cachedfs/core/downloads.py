@@ -311,14 +311,11 @@ class Downloads:
 
     async def _receive(self, download: Download, reply: Reply) -> None:
         """Read the body as far as readers want it, and pass each complete block to the store queue."""
-        engine, version = self.objects.engine, download.version
+        engine = self.objects.engine
         unstored: list[FetchedBlock] = []  # complete blocks not yet passed to the store queue
         try:
             async for data in reply:
-                if version is None:
-                    download.feed(data)
-                else:
-                    unstored += self._feed(download, version, data)
+                unstored += self._feed(download, data)
                 engine.bytes_fetched += len(data)
                 # With is_checked_at_end, blocks are kept back until the checksum of the whole body is verified.
                 # A body that ends early cannot be verified: its blocks are stored.
@@ -331,15 +328,21 @@ class Downloads:
                 if engine.store_queue.queued_bytes > engine.max_queued // 2:
                     await engine.wait_for_space(download)
         except ChecksumMismatch as error:
-            download.error = error  # first: a reader that finds no bytes then looks for it
-            download.release()
-            for block in unstored:
-                engine.release_block(block.key.object, block.key.index)
-            unstored = []
+            unstored = self._release_wrong(download, unstored, error)
             raise
         finally:
             if unstored:
                 engine.store_queue.put(unstored)
+
+    def _release_wrong(
+        self, download: Download, unstored: Iterable[FetchedBlock], error: ChecksumMismatch
+    ) -> list[FetchedBlock]:
+        """Release all bytes of a download that failed its checksum; nothing is left to be stored."""
+        download.error = error  # first: a reader that finds no bytes then looks for it
+        download.release()
+        for block in unstored:
+            self.objects.engine.release_block(block.key.object, block.key.index)
+        return []
 
     async def _wait_for_demand(self, download: Download) -> bool:
         """Pause the body until a reader wants more; return False if it should end here."""
@@ -350,8 +353,11 @@ class Downloads:
         finally:
             paused.discard(download)
 
-    def _feed(self, download: Download, version: Version, data: bytes) -> list[FetchedBlock]:
+    def _feed(self, download: Download, data: bytes) -> list[FetchedBlock]:
         """Pass received bytes to readers; return the blocks that are complete now, without those of other downloads."""
+        if (version := download.version) is None:
+            download.feed(data)
+            return []
         engine, size, filled = self.objects.engine, version.block_size, download.filled + len(data)
         first = max(-(-download.start // size), download.filled // size)
         stop = -(-filled // size) if filled == version.size else filled // size

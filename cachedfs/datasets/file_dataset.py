@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -84,7 +84,8 @@ class FileDataset(Samples[T]):
 
     def __getitem__(self, index: int) -> T:
         ((number, path, data),) = self._read([self.number(index)])
-        return cast("T", self._sample(number, path, data))
+        sample: T = self._sample(number, path, data)
+        return sample
 
     def __getitems__(self, indexes: Sequence[int]) -> list[T]:
         """Return the samples with these indexes, their files read in one round trip. An error names the file."""
@@ -118,7 +119,7 @@ class FileDataset(Samples[T]):
 
     def _read(self, numbers: list[int]) -> Iterable[tuple[int, str, bytes | BaseException]]:
         """Return the number, the path, and the bytes or the error of each of these files."""
-        paths = [*map(self.paths.__getitem__, numbers)]
+        paths = [self.paths[number] for number in numbers]
         unique = [*dict.fromkeys(paths)]
         with reading():  # not `cat`: it takes some names for patterns
             found = self.fs.cat_ranges(unique, None, None, on_error="return")
