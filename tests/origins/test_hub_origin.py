@@ -221,3 +221,17 @@ def test_an_open_file_stays_at_its_commit(hub):
         start = file.read(10)
         hub.put("train/0.bin", b"x" * 11_000)
         assert start + file.read() == b"train/0.bin" * 1000
+
+
+def test_a_dataset_is_loaded_from_the_hub(hub, tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr("datasets.config.HF_ENDPOINT", hub.endpoint)  # which it passes on
+    rows = "".join(f'{{"n": {n}}}\n' for n in range(1000))
+    url = f"cachedfs::hf://{hub.put('rows.jsonl', rows.encode())}"
+    for sent in ({"resolve": 3}, {}):  # datasets looks it up twice, with other options each time
+        loaded = datasets.load_dataset(
+            "json", data_files=url, split="train", cache_dir=str(tmp_path / str(sent))
+        )
+        assert loaded["n"][:] == [*range(1000)]
+        forget()
+        assert hub.counts() == sent
