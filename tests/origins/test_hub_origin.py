@@ -77,6 +77,7 @@ class TestHub(OriginContract):
         ("me/model/a/b.json", ("me/model", "model", "me/model", None, "a/b.json")),
         ("datasets/me/data", ("datasets/me/data", "dataset", "me/data", None, "")),
         ("datasets/me/data@v1/x", ("datasets/me/data@v1", "dataset", "me/data", "v1", "x")),
+        ("kernels/me/fast/x", ("kernels/me/fast", "kernel", "me/fast", None, "x")),
         ("spaces/me/app@refs/pr/3/a@b", ("spaces/me/app@refs/pr/3", "space", "me/app", "refs/pr/3", "a@b")),
         ("datasets/me/data@a%2Fb/x", ("datasets/me/data@a%2Fb", "dataset", "me/data", "a/b", "x")),
     ],
