@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.shared_slots import HEADER_SIZE, MASK32, SharedSlots
+from cachedfs.common.types import GOLDEN, MASK64, ObjectKey
+
+log = logging.getLogger("cachedfs.cache")
 
 __all__ = ["AccessStats", "BlockAccess", "access_slots", "age"]
 
@@ -64,7 +69,13 @@ class BlockAccess(NamedTuple):
 _Access = int | tuple[int, bool]
 
 
-class AccessStats(SharedSlots):
+class _Records(SharedSlots):
+    """The file of access records."""
+
+    magic = b"cfstouc4"
+
+
+class AccessStats:
     """A shared hash table of access records: clock (32 bits), flags (8), count (8) and tag (16, never 0).
 
     The clock counts accesses, not seconds. A block's record can be in any of the four slots of its bucket and is found
@@ -75,33 +86,60 @@ class AccessStats(SharedSlots):
 
     Accesses wait in the memory of the process for up to `FLUSH_S` and are then written together. A killed process
     loses them. No method raises OSError: a file that cannot be read has no records, one that cannot be written gets none.
+
+    `look` is called now and then by who records accesses.
     """
 
-    magic = b"cfstouc4"
-
-    def __init__(
-        self,
-        path: str | None,
-        temp: str,
-        n_slots: int,
-        *,
-        at_least: int = 1,
-        clock: int = 0,
-        locks: ByteRangeLocks | None = None,
-    ) -> None:
-        header = _NUMBERS.pack(clock, 0, 0, _WIDEST)
-        super().__init__(path, temp, n_slots, at_least=at_least, header=header)
-        self._locks = locks or ByteRangeLocks()
+    def __init__(self, locks: ByteRangeLocks | None = None, look: Callable[[], object] = bool) -> None:
+        self._locks, self._look_around = locks or ByteRangeLocks(), look
+        self._directory: CacheDirectory | None = None
+        self._file: _Records | None = None  # opened when first needed, and again after it was released
+        self._size: int | None = None  # of the cache, in bytes
         self._pending: list[_Access] = []
         self._flush_at = 0.0
         self._left_at = math.inf  # when a lock that this process holds counts as left
+
+    def move_to(self, directory: CacheDirectory) -> None:
+        """Use the file in `directory` from now on."""
+        self._directory, self._file = directory, None
+
+    def open(self, size: int | None = None, *, clock: int = 0) -> SharedSlots:
+        """Return the file, with enough records for a cache of `size` bytes; a new one starts at access clock `clock`."""
+        self._size = self._size if size is None else size
+        found, n_slots = self._file, access_slots(self._size)
+        if found is not None and (size is None or found.n_slots >= n_slots):
+            return found
+        if found is not None:
+            clock = self._numbers()[0]
+        path, temp = None, ""
+        if (directory := self._directory) is not None:
+            path, temp = directory.access_records, directory.temp()
+        header, at_least = _NUMBERS.pack(clock, 0, 0, _WIDEST), 1 if self._size is None else n_slots
+        self._file = found = _Records(path, temp, n_slots, at_least=at_least, header=header)
+        if found.trouble:  # no warning: eviction only sees the accesses of this process then
+            log.info("%s", found.trouble)
+        return found
+
+    def look(self, again: bool = False) -> None:
+        """Release a file that was deleted or replaced, so that all processes use the same one.
+
+        With `again`, also one that could not be shared: its next use tries again. Raises OSError if that cannot be checked.
+        """
+        if (file := self._file) and ((again and file.trouble) or not file.is_current()):
+            self._file = None
+
+    @property
+    def disk_size(self) -> int:
+        """Bytes of the file, if it is open."""
+        return self._file.size if self._file else 0
 
     @property
     def now(self) -> int:
         """The access clock, with the accesses that wait in this process."""
         waiting = sum([isinstance(each, int) for each in self._pending])
         try:
-            return int.from_bytes(os.pread(self.fd, 4, _CLOCK_AT), "little") + waiting & MASK32
+            fd = (self._file or self.open()).fd
+            return int.from_bytes(os.pread(fd, 4, _CLOCK_AT), "little") + waiting & MASK32
         except OSError:
             return 0
 
@@ -119,18 +157,21 @@ class AccessStats(SharedSlots):
         window = min(_WIDEST, max(5, round(math.log2(max(1, n_blocks / 4)))))
         if self._numbers()[3] != window:
             with contextlib.suppress(OSError):
-                self.write([(_WINDOW_AT, window.to_bytes(4, "little"))])
+                self.open().write([(_WINDOW_AT, window.to_bytes(4, "little"))])
 
-    def touch(self, access: _Access) -> None:
-        """Record one access to a block, or a miss. Repeated accesses to the block accessed last count as one.
+    def touch(self, key: ObjectKey, index: int, passes: bool | None = None) -> None:
+        """Record one access to a block. Repeated accesses to the block accessed last count as one.
 
-        After a miss, the block counts as new unless an access to it is on record.
+        With `passes`, record a miss instead, and whether the object is larger than the cache: then its first pass evicts no
+        other block. After a miss, the block counts as new unless an access to it is on record.
         """
-        pending = self._pending
+        pending, hash64 = self._pending, key.number + index * GOLDEN & MASK64
+        access: _Access = hash64 if passes is None else (hash64, passes)
         if not pending or pending[-1] != access:
             pending.append(access)
         if len(pending) >= _FLUSH_N or time.monotonic() >= self._flush_at:
             self.flush()
+            self._look_around()  # who only reads asks nothing else of the cache
 
     def flush(self) -> None:
         """Write the accesses of this process to the file, in order, unless another thread or process is doing that.
@@ -162,7 +203,7 @@ class AccessStats(SharedSlots):
         self.flush()
         clock, _, _, window = self._numbers()
         try:
-            last, uses, *_ = self._record(hash64, {})
+            last, uses, *_ = _record(self.open(), hash64, {})
         except OSError:
             last, uses = -1, 0
         if last < 0:
@@ -175,7 +216,7 @@ class AccessStats(SharedSlots):
         """Return the access clock, and the blocks (by hash64) accessed after `clock`: the last 256, in order."""
         self.flush()
         try:
-            header = self.read(_LAST_AT + 8 * _N_LAST, 0)
+            header = self.open().read(_LAST_AT + 8 * _N_LAST, 0)
         except OSError:
             return clock, ()
         now = int.from_bytes(header[_CLOCK_AT : _CLOCK_AT + 4], "little")
@@ -185,8 +226,9 @@ class AccessStats(SharedSlots):
 
     def _add(self, pending: Sequence[_Access]) -> None:
         """Add accesses and misses to the file. Raises OSError."""
+        file = self.open()
         # The header first: if the process dies in between, no record is newer than the clock.
-        header = bytearray(self.read(HEADER_SIZE, 0))
+        header = bytearray(file.read(HEADER_SIZE, 0))
         pages = {0: header}  # the parts of the file that change, by their offsets
         clock, gap, gap_before, window = _NUMBERS.unpack_from(header, _CLOCK_AT)
         window = min(window, _WIDEST)
@@ -194,7 +236,7 @@ class AccessStats(SharedSlots):
         for item in pending:
             hash64, passes = (item, None) if isinstance(item, int) else item
             if (record := records.get(hash64)) is None:
-                record = self._record(hash64, pages)
+                record = _record(file, hash64, pages)
             last, uses, page, at = record
             if passes is None:
                 if last == clock:
@@ -220,29 +262,30 @@ class AccessStats(SharedSlots):
                 slot = _slot(_BUCKET.unpack_from(page, at), tag, clock)
                 _RECORD.pack_into(page, at + 8 * slot, tag << 48 | uses << 32 | last)
         _NUMBERS.pack_into(header, _CLOCK_AT, clock, gap, gap_before, window)
-        self.write(pages.items())
-
-    def _record(self, hash64: int, pages: dict[int, bytearray]) -> tuple[int, int, bytearray, int]:
-        """Return the record of a block: clock (-1 without one), flags and count; and where its bucket is in which page.
-
-        The page is added to `pages`. Raises OSError.
-        """
-        tag, at = hash64 >> 48 or 1, HEADER_SIZE + 8 * (hash64 & self.n_slots - 1 & ~3)
-        at -= (start := at - at % _PAGE)
-        if (page := pages.get(start)) is None:
-            page = pages[start] = bytearray(self.read(min(_PAGE, self.size - start), start))
-        for record in _BUCKET.unpack_from(page, at):
-            if record >> 48 == tag:
-                return record & MASK32, record >> 32 & _USES, page, at
-        return -1, 0, page, at
+        file.write(pages.items())
 
     def _numbers(self) -> tuple[int, int, int, int]:
         """Return the numbers in the header."""
         try:
-            clock, gap, gap_before, window = _NUMBERS.unpack(self.read(_NUMBERS.size, _CLOCK_AT))
+            clock, gap, gap_before, window = _NUMBERS.unpack(self.open().read(_NUMBERS.size, _CLOCK_AT))
             return clock, gap, gap_before, min(window, _WIDEST)
         except OSError:
             return 0, 0, 0, _WIDEST
+
+
+def _record(file: SharedSlots, hash64: int, pages: dict[int, bytearray]) -> tuple[int, int, bytearray, int]:
+    """Return the record of a block: clock (-1 without one), flags and count; and where its bucket is in which page.
+
+    The page is added to `pages`. Raises OSError.
+    """
+    tag, at = hash64 >> 48 or 1, HEADER_SIZE + 8 * (hash64 & file.n_slots - 1 & ~3)
+    at -= (start := at - at % _PAGE)
+    if (page := pages.get(start)) is None:
+        page = pages[start] = bytearray(file.read(min(_PAGE, file.size - start), start))
+    for record in _BUCKET.unpack_from(page, at):
+        if record >> 48 == tag:
+            return record & MASK32, record >> 32 & _USES, page, at
+    return -1, 0, page, at
 
 
 def age(clock: int, now: int) -> int:

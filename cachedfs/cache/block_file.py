@@ -25,10 +25,10 @@ from cachedfs.errors import BadBlock
 __all__ = [
     "FORMAT",
     "PAGE",
+    "PLACE",
     "BadBlock",
     "BlockTrailer",
     "OpenBlock",
-    "encode_key",
     "encode_trailer",
     "file_size",
     "open_block",
@@ -44,7 +44,7 @@ PAGE = 65536  # bytes per checksum: small enough to check for a 4 KiB read (2 us
 FORMAT = 3
 _MAGIC = b"cachedfs"
 _HEAD = struct.Struct("<8sIQ")  # magic, format, length of the data
-_PLACE = struct.Struct("<QQ")  # index, block size
+PLACE = struct.Struct("<QQ")  # index, block size: with the encoded object version, the key in a trailer
 _TAIL = struct.Struct("<II")  # CRC-32 of the trailer up to here, size of the whole trailer
 _LENGTH = struct.Struct("<I")
 _PROBE = 4096  # bytes read from the end at open: the whole trailer, unless block or path are huge
@@ -83,22 +83,13 @@ class BlockTrailer(NamedTuple):
                 (size,) = _LENGTH.unpack_from(self.encoded_key, at)
                 fields.append(self.encoded_key[at + 4 : at + 4 + size].decode("utf-8", "surrogatepass"))
                 at += 4 + size
-            index, block_size = _PLACE.unpack(self.encoded_key[at:])
+            index, block_size = PLACE.unpack(self.encoded_key[at:])
         except (struct.error, UnicodeDecodeError) as error:
             raise BadBlock(f"its trailer makes no sense: {error}") from error
         if max(index, block_size) >> 63:  # SQLite integers are signed 64-bit
             raise BadBlock("it has an impossible place")
         identity, path, fingerprint = fields
         return ObjectKey(identity, path, fingerprint, block_size).block(index)
-
-
-def encode_key(key: ObjectKey, index: int) -> bytes:
-    """Return the key of a block as it is in the trailer."""
-    parts = []
-    for text in (key.identity, key.path, key.fingerprint):
-        field = text.encode("utf-8", "surrogatepass")
-        parts += [_LENGTH.pack(len(field)), field]
-    return b"".join((*parts, _PLACE.pack(index, key.block_size)))
 
 
 def encode_trailer(key: ObjectKey, index: int, *pieces: Buffer) -> bytes:
@@ -116,19 +107,19 @@ def encode_trailer(key: ObjectKey, index: int, *pieces: Buffer) -> bytes:
     if room < PAGE:
         checksums.append(checksum)
     body = _HEAD.pack(_MAGIC, FORMAT, size) + struct.pack(f"<{len(checksums)}I", *checksums)
-    body += encode_key(key, index)
+    body += key.encoded + PLACE.pack(index, key.block_size)
     return body + _TAIL.pack(zlib.crc32(body), len(body) + _TAIL.size)
 
 
 def file_size(key: ObjectKey, size: int) -> int:
     """Return the size of the file of a block with `size` bytes of data."""
-    return size + _HEAD.size + 4 * -(-size // PAGE) + len(encode_key(key, 0)) + _TAIL.size
+    return size + _HEAD.size + 4 * -(-size // PAGE) + len(key.encoded) + PLACE.size + _TAIL.size
 
 
 def parse_trailer(trailer: bytes) -> BlockTrailer:
     """Parse a trailer. Raises `BadBlock` if any part of it is damaged."""
     body, tail = trailer[: -_TAIL.size], trailer[-_TAIL.size :]
-    if len(body) < _HEAD.size + _PLACE.size or not body.startswith(_MAGIC):
+    if len(body) < _HEAD.size + PLACE.size or not body.startswith(_MAGIC):
         raise BadBlock("it has no trailer")
     if _TAIL.unpack(tail) != (zlib.crc32(body), len(trailer)):
         raise BadBlock("its trailer is damaged")

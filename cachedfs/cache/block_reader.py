@@ -1,4 +1,4 @@
-"""Find, open and read block files, in this user's root and in the read-only layers behind it.
+"""Find, open and read block files.
 
 No SQLite and no lock. Threads share an open block: all read at explicit offsets (pread), and nobody closes it while another
 one reads, because its file is closed with the last reference to it. Single dict operations are atomic. A forked child may use
@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from cachedfs.cache import block_file, disk
+from cachedfs.cache.access_stats import AccessStats
 from cachedfs.cache.block_file import BadBlock, OpenBlock
 from cachedfs.cache.directory import CacheDirectory
-from cachedfs.cache.shared_files import SharedFiles
 from cachedfs.cache.space import likely_allowance
 from cachedfs.common.logging import WarnOnce
-from cachedfs.common.types import GOLDEN, MASK64, CacheBounds, ObjectKey
+from cachedfs.common.types import CacheBounds, ObjectKey
 
 __all__ = ["BlockReader"]
 
@@ -46,9 +46,9 @@ class BlockReader:
 
     allowed: int | None = None  # how many bytes of blocks the cache may hold, as of the last write
 
-    def __init__(self, own: CacheDirectory, shared: SharedFiles, warnings: WarnOnce) -> None:
+    def __init__(self, own: CacheDirectory, accesses: AccessStats, warnings: WarnOnce) -> None:
         self._own = own
-        self._shared = shared
+        self.accesses, self.touch = accesses, accesses.touch
         self._warnings = warnings
         self._limit = max(4, min(_MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
         self.open_blocks: dict[_Key, OpenBlock] = {}
@@ -129,35 +129,23 @@ class BlockReader:
 
     def has(self, key: ObjectKey, index: int) -> bool:
         """Return whether the file of a block exists and was not rejected before, without reading it."""
-        for root, _ in self._own.roots:
-            path = f"{root}/blocks/{key.digest[0]}/{key.digest}-{index:x}"
-            if os.path.exists(path) and not (self.rejected and self._is_rejected(path)):
-                return True
-        return False
+        path = f"{self._own.readable}/blocks/{key.digest[0]}/{key.digest}-{index:x}"
+        return os.path.exists(path) and not (self.rejected and self._is_rejected(path))
 
     # Access records
 
-    def touch(self, key: ObjectKey, index: int) -> None:
-        """Record the access to a block."""
-        (self._shared.accesses or self._shared.open_accesses()).touch(key.number + index * GOLDEN & MASK64)
-        if time.monotonic() >= self._own.look_at:  # who only reads asks nothing else of the cache
-            self._own.look()
-
-    def missed(self, key: ObjectKey, index: int, bounds: CacheBounds, *, of: int | None = None) -> None:
-        """Record that a block is not cached and must be fetched; the admission policy uses this later.
-
-        `of` is the object's size in bytes. The first pass over an object larger than the cache evicts no other block.
-        """
-        most = self.allowed or likely_allowance(self._own.path, bounds)
-        # Use the final size at once: a larger file begins without the records of a smaller one.
-        accesses = self._shared.accesses or self._shared.open_accesses(size=most)
-        is_too_large = most is not None and of is not None and of > most
-        accesses.touch((key.number + index * GOLDEN & MASK64, is_too_large))
+    def likely_allowed(self, bounds: CacheBounds) -> float:
+        """Return how many bytes of blocks the cache may hold: as of the last write, or an estimate before the first one."""
+        if not self.allowed and (likely := likely_allowance(self._own.path, bounds)) is not None:
+            # Use the final size at once: a larger file begins without the records of a smaller one.
+            self.accesses.open(likely)
+            return likely
+        return self.allowed or math.inf
 
     def reads_since(self, clock: int, bounds: CacheBounds) -> tuple[int, Sequence[int]]:
         """Return the access clock, and the last blocks (by hash64) that any process read after `clock`, in order."""
-        most = self.allowed or likely_allowance(self._own.path, bounds)
-        return (self._shared.accesses or self._shared.open_accesses(size=most)).since(clock)
+        self.likely_allowed(bounds)
+        return self.accesses.since(clock)
 
     def call_now_and_then(self, function: Callable[[], object]) -> None:
         """Call `function` about once a second while the cache is used, in the thread of who uses it."""
@@ -168,27 +156,26 @@ class BlockReader:
     def open(
         self, key: ObjectKey, index: int, *, nowait: bool = False, raises: bool = False
     ) -> OpenBlock | None:
-        """Return a block, which all threads share, from the first root that has it; None is a miss, unless it `raises`."""
+        """Return a block, which all threads share; None is a miss, unless it `raises`."""
         if block := self.open_blocks.get((key.digest, index)):
             return block
-        encoded = block_file.encode_key(key, index)
-        for root, owner in self._own.roots:
-            path = f"{root}/blocks/{key.digest[0]}/{key.digest}-{index:x}"
-            if self.rejected and self._is_rejected(path):
-                continue
-            try:
-                fd = os.open(path, disk.READ)
-                block = block_file.open_block(fd, path, encoded, nowait=nowait, owner=owner)
-                return self._keep((key.digest, index), block, index * key.block_size)
-            except FileNotFoundError:
-                continue
-            except (BadBlock, OSError) as error:
-                if isinstance(error, OSError) and error.errno in disk.TOO_MANY_FILES and self.open_blocks:
-                    self.close_open()
-                    return self.open(key, index, nowait=nowait, raises=raises)
-                if not self.reject(key, index, path, error) or raises:
-                    raise
-        return None
+        path = f"{self._own.readable}/blocks/{key.digest[0]}/{key.digest}-{index:x}"
+        if self.rejected and self._is_rejected(path):
+            return None
+        try:
+            fd = os.open(path, disk.READ)
+            encoded = key.encoded + block_file.PLACE.pack(index, key.block_size)
+            block = block_file.open_block(fd, path, encoded, nowait=nowait, owner=os.geteuid())
+            return self._keep((key.digest, index), block, index * key.block_size)
+        except FileNotFoundError:
+            return None
+        except (BadBlock, OSError) as error:
+            if isinstance(error, OSError) and error.errno in disk.TOO_MANY_FILES and self.open_blocks:
+                self.close_open()
+                return self.open(key, index, nowait=nowait, raises=raises)
+            if not self.reject(key, index, path, error) or raises:
+                raise
+            return None
 
     def _keep(self, name: _Key, block: OpenBlock, start: int) -> OpenBlock:
         """Keep a block open, or return the one that another thread has opened meanwhile."""
@@ -222,7 +209,7 @@ class BlockReader:
     # Damaged blocks
 
     def reject(self, key: ObjectKey, index: int, path: str, error: BadBlock | OSError) -> bool:
-        """Log a damaged or unreadable block once, and remove it if it is damaged and in our own root.
+        """Log a damaged or unreadable block once, and remove it if it is damaged and the cache can be written.
 
         Return False if `error` only says that a read would have to wait. To raise it here would make a reference cycle with
         this frame and keep the reader's buffers alive until the garbage collector runs.
@@ -253,12 +240,11 @@ class BlockReader:
         self.close_open((key.digest, index))
 
     def remove_wrong(self, key: ObjectKey, index: int) -> None:
-        """Remove an undamaged block whose bytes differ from the origin's; in read-only layers, ignore it from now on."""
+        """Remove an undamaged block whose bytes differ from the origin's; ignore it if it cannot be removed."""
         self.remove_damaged(key, index)
-        for root, _ in self._own.roots:
-            path = f"{root}/{block_file.place(key.digest, index)}"
-            if os.path.exists(path) and not self._is_rejected(path):
-                self.rejected[path] = math.inf
+        path = f"{self._own.readable}/{block_file.place(key.digest, index)}"
+        if os.path.exists(path):
+            self.rejected[path] = math.inf
 
     def _is_rejected(self, path: str) -> bool:
         again_at = self.rejected.get(path)

@@ -20,13 +20,16 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from cachedfs.cache import disk, recovery
+from cachedfs.cache.access_stats import AccessStats
 from cachedfs.cache.block_file import encode_trailer
 from cachedfs.cache.block_reader import BlockReader
+from cachedfs.cache.change_counters import ChangeCounters
 from cachedfs.cache.directory import CacheDirectory, root_in
 from cachedfs.cache.disk import Buffer
 from cachedfs.cache.index.database import TROUBLE, IndexRows
+from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.cache.locks import ByteRangeLocks
-from cachedfs.cache.shared_files import SharedFiles
+from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.cache.space import STAGING, UNWRITTEN_S, CacheSpace, staging_size
 from cachedfs.common.logging import WarnOnce
 from cachedfs.common.types import BlockKey, CacheBounds
@@ -38,8 +41,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _HOSTS_S = 3600.0  # between two looks at the folders of other hosts
 _EVICT_AGAIN_S = 60.0  # after an eviction for a full disk that did not help
 _WRITE_WITHIN_S = UNWRITTEN_S / 2  # later, other processes may take the reservation for a leftover of a crash
-_MEASURED_BLOCKS = 7  # the bookkeeping is measured again after 2^7 blocks: their rows are within the slack
+_MEASURED = 7  # the bookkeeping is measured again after 2^7 blocks: their rows are within the slack
 
+_NOT_STORED = "blocks cannot be stored"
 _TOO_SLOW = f"writing blocks took more than {_WRITE_WITHIN_S:.0f} s: set cache_dir to a faster disk"
 
 
@@ -55,20 +59,28 @@ class _NewBlock(NamedTuple):
 class BlockWriter(BlockReader):
     """Writes to one cache for one process. Unless they say otherwise, methods raise CacheError on failure."""
 
-    def __init__(self, cache_dirs: Sequence[str], *, explicit: bool) -> None:
+    def __init__(self, cache_dir: str, *, explicit: bool) -> None:
         warnings = WarnOnce()
         self.locks = ByteRangeLocks(warnings.slower)
-        shared = SharedFiles(root_in(cache_dirs[0]), self.locks, warnings)
+        accesses = AccessStats(self.locks, lambda: self._own.look())
+        counters = ChangeCounters(root_in(cache_dir), warnings)
+
+        def on_open(directory: CacheDirectory) -> None:
+            accesses.move_to(directory)
+            counters.move_to(directory)
+
         own = CacheDirectory(
-            cache_dirs, explicit=explicit, locks=self.locks, warnings=warnings, on_open=shared.move_to
+            cache_dir, explicit=explicit, locks=self.locks, warnings=warnings, on_open=on_open
         )
-        super().__init__(own, shared, warnings)
+        super().__init__(own, accesses, warnings)
         own.on_look += [
             lambda again: self.locks.look(again),
-            shared.look,
+            accesses.look,
+            counters.look,
             lambda again: self.close_deleted(),
         ]
-        self.space = CacheSpace(own, self.locks, shared, self.close_open)
+        self.metadata = MetadataStore(own, counters)
+        self.space = CacheSpace(own, self.locks, accesses, self.close_open)
         self._prepared: object = None  # what `CacheSpace.prepare` depends on, at its last call
         self._file_numbers = itertools.count()
         self._evict_again_at = 0.0
@@ -79,12 +91,13 @@ class BlockWriter(BlockReader):
         blocks: Sequence[tuple[BlockKey, Buffer | Sequence[Buffer]]],
         bounds: CacheBounds,
         *,
+        records: Sequence[MetadataRecord] = (),
         victims: Iterable[BlockKey] = (),
     ) -> None:
         """Store blocks and evict others to stay within `bounds`; skip blocks that are cached already.
 
         When space is needed, `victims` go first, in their order and only as many as are needed. Raises CacheError unless
-        all blocks are stored. A block is never visible in part.
+        all blocks are stored. A block is never visible in part. `records` are metadata entries for the same transaction.
         """
         new: dict[str, _NewBlock] = {}
         for key, data in blocks:
@@ -94,9 +107,12 @@ class BlockWriter(BlockReader):
             size = sum([memoryview(piece).nbytes for piece in pieces]) + len(trailer)
             new[name] = _NewBlock(key, [*pieces, trailer], size, name)
         waiting, tried = list(new.values()), set[str]()
-        while waiting:
+        while waiting or records:
             try:
-                waiting = self._put_some(waiting, bounds, victims, "stored" in tried)
+                batch, rest, now_s = self._reserve(waiting, records, bounds, victims, tried)
+                if batch:
+                    self._write(batch, now_s)
+                waiting, records = rest, ()
             except (CacheError, *TROUBLE) as error:
                 self._recover(error, tried, waiting, bounds)
         self._own.cannot_store, self._evict_again_at = None, 0.0
@@ -104,48 +120,42 @@ class BlockWriter(BlockReader):
             for name in new:
                 self.rejected.pop(self.space.path(name), None)
         if self._own.is_network and time.monotonic() >= self._hosts_at:
-            self._hosts_at = time.monotonic() + _HOSTS_S
-            with contextlib.suppress(OSError):
-                if recovery.remove_old_hosts(self._own.root, time.time()):
-                    self._hosts_at = 0.0
+            self._remove_hosts()
 
-    def _put_some(
-        self, waiting: list[_NewBlock], bounds: CacheBounds, victims: Iterable[BlockKey], is_any_stored: bool
-    ) -> list[_NewBlock]:
-        """Reserve and write as many blocks as fit at once; return the others: all, after one step of a large eviction.
+    def _reserve(
+        self,
+        waiting: list[_NewBlock],
+        records: Sequence[MetadataRecord],
+        bounds: CacheBounds,
+        victims: Iterable[BlockKey],
+        tried: set[str],
+    ) -> tuple[list[_NewBlock], list[_NewBlock], float]:
+        """Reserve as many blocks as fit at once, and store `records`; return these blocks, the others, and the time.
 
-        `is_any_stored`: some blocks may have rows already. Otherwise such a row is an IntegrityError.
+        The others are all, after one step of a large eviction. `tried` is what `_recover` has tried: before that, a row that a
+        block has already is an IntegrityError.
         """
         now_s, space, batch = time.time(), self.space, waiting
         rest: list[_NewBlock] | None = []
-        with (
-            contextlib.ExitStack() as undo,
-            self._own.writing("blocks cannot be stored", restores=True) as rows,
-        ):
+        with contextlib.ExitStack() as undo, self._own.writing(_NOT_STORED, restores=True) as rows:
             totals = rows.totals
-            inputs = (
-                self._own.n_looks,
-                bounds,
-                os.getpid(),
-                totals.last_block >> _MEASURED_BLOCKS,
-                totals.copies,
-            )
-            if self._prepared != inputs or not totals.is_counted:
-                self.allowed, self._prepared = space.prepare(rows, bounds, now_s, stores=True), inputs
+            state = self._own.n_looks, bounds, os.getpid(), totals.last_block >> _MEASURED, totals.copies
+            if self._prepared != state or not totals.is_counted:
+                self.allowed, self._prepared = space.prepare(rows, bounds, now_s, stores=True), state
             allowed, size = self.allowed or 0, sum([block.size for block in waiting])
             staging = max(2 * STAGING, allowed // 50)  # twice its size, before it is looked at
-            if totals.bytes + size > allowed or totals.staged + size > staging or is_any_stored:
+            if totals.bytes + size > allowed or totals.staged + size > staging or "stored" in tried:
                 batch, rest = self._make_room(rows, self._ours_to_write(rows, waiting), victims)
-            clock = (self._shared.accesses or space.accesses(rows, allowed)).now
-            rows.add_blocks([block[::2] for block in batch], clock, now_s, space.writer)
+            rows.add_blocks([block[::2] for block in batch], self.accesses.now, now_s, space.writer)
             names = [block.name for block in batch]
             undo.push(lambda error, *_: space.writing.difference_update(names if error else ()))  # no commit
             space.writing.update(names)
+            if records:
+                self.metadata.add_records(rows, records)
         # After a crash here, rows without files count until they are evicted.
         if rest is None:
-            raise self._failure("blocks cannot be stored", "other processes are writing blocks that fill it")
-        self._write(batch, now_s)
-        return rest
+            raise self._failure(_NOT_STORED, "other processes are writing blocks that fill it")
+        return batch, rest, now_s
 
     def _write(self, batch: list[_NewBlock], now_s: float) -> None:
         """Write reserved blocks; after a failure, cancel the reservations of those not written."""
@@ -181,7 +191,7 @@ class BlockWriter(BlockReader):
             if self._own.is_incomplete():  # it is being deleted: a new index would be in the way
                 return
             with self._own.index.writing() as rows:
-                for name, row in rows.find_blocks(block.key for block in reserved).items():
+                for name, row in rows.find_blocks(block.name for block in reserved).items():
                     if not os.path.exists(self.space.path(name)):
                         rows.remove_block(row)
 
@@ -193,21 +203,28 @@ class BlockWriter(BlockReader):
         """
         self._own.index.look_again()
         found: Collection[str] = self._own.query(
-            lambda rows: rows.find_blocks(block.key for block in written), {}
+            lambda rows: rows.find_blocks(block.name for block in written), {}
         )
         self._own.index.look_again()  # the next reader checks the file again
         if len(found) == len(written):
             return
         with self._writing("blocks cannot be counted") as rows:
-            found = rows.find_blocks(block.key for block in written)
+            found = rows.find_blocks(block.name for block in written)
             uncounted = [
                 (block.key, block.size)
                 for block in written
                 if block.name not in found and os.path.exists(self.space.path(block.name))
             ]
-            rows.add_blocks(uncounted, self.space.accesses(rows, self.allowed).now, now_s, 0)
+            rows.add_blocks(uncounted, self.accesses.now, now_s, 0)
 
     # What is done now and then
+
+    def _remove_hosts(self) -> None:
+        """Once an hour, remove what another host left on a network filesystem."""
+        self._hosts_at = time.monotonic() + _HOSTS_S
+        with contextlib.suppress(OSError):
+            if recovery.remove_old_hosts(self._own.root, time.time()):
+                self._hosts_at = 0.0
 
     @contextlib.contextmanager
     def _writing(self, what: str, bounds: CacheBounds | None = None) -> Iterator[IndexRows]:
@@ -242,7 +259,7 @@ class BlockWriter(BlockReader):
             self._evict_for([b for b in waiting if not os.path.exists(self.space.path(b.name))], bounds)
         else:
             if not isinstance(error, CacheError):
-                error = self._failure("blocks cannot be stored", error)
+                error = self._failure(_NOT_STORED, error)
             self._own.cannot_store = error.message
             self._warnings.not_stored(error.message)
             raise error
@@ -258,7 +275,7 @@ class BlockWriter(BlockReader):
 
     def _ours_to_write(self, rows: IndexRows, waiting: list[_NewBlock]) -> list[_NewBlock]:
         """Return the blocks that are neither cached nor being written by another process; remove old rows of these."""
-        ours, found = [], rows.find_blocks(block.key for block in waiting)
+        ours, found = [], rows.find_blocks(block.name for block in waiting)
         for block in waiting:
             row, path = found.get(block.name), self.space.path(block.name)
             if row is not None:
@@ -285,9 +302,7 @@ class BlockWriter(BlockReader):
                 f"a block of {largest} bytes does not fit the cache, which may hold {allowed} bytes now: "
                 "raise cache_size, lower keep_free, or free space on the disk"
             )
-        is_pinned = rows.is_pinned if totals.pins else lambda identity, path: False
-        objects = ((block.key.object, block.size) for block in wanted)
-        pinned = sum(size for key, size in objects if is_pinned(key.identity, key.path))
+        pinned = sum(block.size for block in wanted if totals.pins and rows.is_pinned(block.key.object))
         if max(largest, pinned) > free:
             raise CacheError(
                 f"{allowed - free} of the {allowed} bytes that the cache may hold now are pinned: "

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.feed_store import STORED, FeedStore
 from cachedfs.cache.index.database import TROUBLE, IndexRows
 from cachedfs.cache.index.metadata_records import (
+    AGELESS,
     FeedSnapshot,
     ListedName,
     ListingRecord,
@@ -65,20 +65,21 @@ _NEWEST = "SELECT known_at FROM versions WHERE origin = ? AND folder = ?"
 _OLD_VERSIONS = """DELETE FROM versions
     WHERE known_at <= min(?, (SELECT coalesce(min(checked_at), 1e99) FROM listings))"""
 _OLD_ENTRIES = """SELECT id, checked_at, EXISTS (
-        SELECT 1 FROM objects WHERE objects.origin = metadata.origin AND objects.path = metadata.path)
+        SELECT 1 FROM blocks WHERE blocks.origin = metadata.origin AND blocks.path = metadata.path)
     FROM metadata WHERE checked_at < ? AND (checked_at, id) > (?, ?) ORDER BY checked_at, id LIMIT ?"""
 # "0" is the character after "/": all paths below the folder are between the two.
 _OLD_LISTINGS = """SELECT id, checked_at, EXISTS (
-        SELECT 1 FROM objects WHERE objects.origin = listings.origin
-        AND objects.path > CAST(folder || '/' AS BLOB) AND objects.path < CAST(folder || '0' AS BLOB))
+        SELECT 1 FROM blocks WHERE blocks.origin = listings.origin
+        AND blocks.path > CAST(folder || '/' AS BLOB) AND blocks.path < CAST(folder || '0' AS BLOB))
     FROM listings WHERE checked_at < ? AND (checked_at, id) > (?, ?) ORDER BY checked_at, id LIMIT ?"""
 _REMOVED = "SELECT min(listing) FROM removed_listings"
 _REMOVE_CHILDREN = f"""DELETE FROM children WHERE listing = ({_REMOVED})
     AND path IN (SELECT path FROM children WHERE listing = ({_REMOVED}) LIMIT ?)"""
 
 
-def _at(path: str, record: MetadataRecord) -> MetadataRecord:
-    """Return the entry at another form of its path."""
+def _as_stored(record: MetadataRecord) -> MetadataRecord:
+    """Return the entry at the form of its path that is stored."""
+    path = stored_path(record.path)
     return record._replace(path=path, info=record.info and replace(record.info, path=path))
 
 
@@ -132,7 +133,7 @@ class MetadataStore(FeedStore):
         """
         stored = stored_path(path) if "://" in path else path
         newest, listed = None, None
-        origin, name, folder = origin_of(identity), blob_of(stored), blob_of(folder_of(stored))
+        origin, name, folder = origin_of(identity), blob_of(stored), blob_of(stored.rpartition("/")[0])
         values = origin, name, name, origin, folder
         found: list[Any] = self._own.query(lambda rows: rows.run(STORED, values).fetchall(), [])
         try:
@@ -149,50 +150,50 @@ class MetadataStore(FeedStore):
 
     def keep_records(self, records: Sequence[MetadataRecord]) -> None:
         """Store metadata entries, each replacing an older one of its path. Raises CacheError."""
-        if not records:
-            return
-        new: dict[tuple[str, str], float] = {}
-        if any("://" in record.path for record in records):
-            records = [_at(stored_path(record.path), record) for record in records]
-        for each in records:
-            if each.new_at is not None:
-                key = each.identity, each.path.rpartition("/")[0]
-                new[key] = max(each.new_at, new.get(key, each.new_at))
-        with self._storing("metadata cannot be stored", len(records), new) as rows:
-            added = []
-            for identity, path, info, checked_at, counter, watch, *_ in records:
-                watched = self._watched(rows, identity, watch) if watch else (None, None)
-                item = _item_of(identity, info) if watched[0] is not None else None
-                text = sealed(info, identity, path, float(checked_at), counter, *watched)
-                place = origin_of(identity), blob_of(path)
-                added.append((text, checked_at, counter, *watched, item, *place))
-            n_added = rows.run_many(_ADD, added).rowcount
-            rows.totals.entries += n_added
-            if n_added < len(added):
-                rows.run_many(_UPDATE, [(*row, row[1]) for row in added])
-
-    @contextlib.contextmanager
-    def _storing(self, what: str, n_added: int, new: dict[tuple[str, str], float]) -> Iterator[IndexRows]:
-        """Run the block in one transaction; store the times of new versions, by (identity, folder), at its end.
-
-        If that fails they are kept in memory: older listings may lack objects. Now and then, remove old metadata.
-        """
         try:
-            with self._own.writing(what) as rows:
-                yield rows
-                if new:
-                    now = clock.now() - _LISTING_TAKES_S
-                    values = [(origin_of(each), blob_of(at), t, t, now) for (each, at), t in new.items()]
-                    rows.run_many(_ADD_VERSION, values)
-                if clock.offset > 0 and abs(clock.offset * 1e6 - rows.totals.clock_us) > _SAME_CLOCK_US:
-                    _share_clock(rows.totals)
-                self._n_added += n_added
-                if self._n_added >= _SWEEP_N or time.monotonic() >= self._sweep_at:
-                    self._remove_old(rows, time.time())
+            with self._own.writing("metadata cannot be stored") as rows:
+                self.add_records(rows, records)
         except CacheError:
-            for key, at in new.items():
-                self._unstored[key] = max(at, self._unstored.get(key, at))
+            for each in map(_as_stored, records):
+                if each.new_at is not None:
+                    self._keep_unstored({(each.identity, folder_of(each.path)): each.new_at})
             raise
+
+    def add_records(self, rows: IndexRows, records: Sequence[MetadataRecord]) -> None:
+        """Store metadata entries in a transaction; if that fails, `keep_records` is to store them."""
+        added, new = [], dict[tuple[str, str], float]()
+        for record in records:
+            record = _as_stored(record) if "://" in record.path else record
+            identity, path, info, at, counter, watch, _, new_at = record
+            if new_at is not None:
+                key = identity, path.rpartition("/")[0]
+                new[key] = max(new_at, new.get(key, new_at))
+            watched = self._watched(rows, identity, watch) if watch else (None, None)
+            item = _item_of(identity, info) if watched[0] is not None else None
+            text = sealed(info, identity, path, float(at), counter, *watched)
+            added.append((text, at, counter, *watched, item, origin_of(identity), blob_of(path)))
+        n_added = rows.run_many(_ADD, added).rowcount
+        rows.totals.entries += n_added
+        if n_added < len(added):
+            rows.run_many(_UPDATE, [(*row, row[1]) for row in added])
+        self._end(rows, len(records), new)
+
+    def _end(self, rows: IndexRows, n_added: int, new: Mapping[tuple[str, str], float]) -> None:
+        """Store the times of new versions at the end of a transaction. Now and then, remove old metadata."""
+        if new:
+            now = clock.now() - _LISTING_TAKES_S
+            values = [(origin_of(each), blob_of(at), t, t, now) for (each, at), t in new.items()]
+            rows.run_many(_ADD_VERSION, values)
+        if clock.offset > 0 and abs(clock.offset * 1e6 - rows.totals.clock_us) > _SAME_CLOCK_US:
+            _share_clock(rows.totals)
+        self._n_added += n_added
+        if self._n_added >= _SWEEP_N or time.monotonic() >= self._sweep_at:
+            self._remove_old(rows, time.time())
+
+    def _keep_unstored(self, new: Mapping[tuple[str, str], float]) -> None:
+        """Keep times of new versions in memory that could not be stored: older listings may lack objects."""
+        for key, at in new.items():
+            self._unstored[key] = max(at, self._unstored.get(key, at))
 
     # Listings
 
@@ -231,17 +232,22 @@ class MetadataStore(FeedStore):
         """
         n_added, now = sum(map(len, listings.values())), clock.now()
         new = {(identity, folder): now for folder in listings}
-        with self._storing("listings cannot be stored", n_added, new) as rows:
-            for folder, infos in listings.items():
-                if is_url(folder) and any(info.path != stored_path(info.path) for info in infos):
+        try:
+            with self._own.writing("listings cannot be stored") as rows:
+                for folder, infos in listings.items():
+                    if is_url(folder) and any(info.path != stored_path(info.path) for info in infos):
+                        del new[identity, folder]
+                        continue  # names in it contain secrets
+                    watched = self._watched(rows, identity, watch)
+                    at = checked_at, folder_counters[folder], *watched
+                    new_at = self._keep_listing(rows, identity, folder, infos, at, counters)
                     del new[identity, folder]
-                    continue  # names in it contain secrets
-                watched = self._watched(rows, identity, watch)
-                at = checked_at, folder_counters[folder], *watched
-                new_at = self._keep_listing(rows, identity, folder, infos, at, counters)
-                del new[identity, folder]
-                if new_at is not None:
-                    new[identity, folder] = new_at
+                    if new_at is not None:
+                        new[identity, folder] = new_at
+                self._end(rows, n_added, new)
+        except CacheError:
+            self._keep_unstored(new)
+            raise
 
     def _keep_listing(
         self,
@@ -310,8 +316,9 @@ class MetadataStore(FeedStore):
         limit = now_s if too_many else now_s - _OLDEST_ENTRY_S
         n, few = _FEW + 2 * self._n_added, 1 if too_many else _FEW
         self._n_added, self._sweep_at = 0, time.monotonic() + _SWEEP_S
-        entries = rows.run(_OLD_ENTRIES, (limit, *self._last_entry, n)).fetchall()
-        listings = rows.run(_OLD_LISTINGS, (limit, *self._last_listing, few)).fetchall()
+        least = (0.0, 0) if too_many else (AGELESS, 1 << 62)
+        entries = rows.run(_OLD_ENTRIES, (limit, *max(least, self._last_entry), n)).fetchall()
+        listings = rows.run(_OLD_LISTINGS, (limit, *max(least, self._last_listing), few)).fetchall()
         self._last_entry, self._last_listing = _reached(entries, n), _reached(listings, few)
         old = [(id,) for id, _, has_blocks in entries if not has_blocks]
         rows.run_many("DELETE FROM metadata WHERE id = ?", old)

@@ -21,7 +21,6 @@ from cachedfs.cache.index.database import IndexRows
 from cachedfs.cache.index.schema import Totals
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.recovery import count_all, remove_leftovers
-from cachedfs.cache.shared_files import SharedFiles
 from cachedfs.common.types import BlockKey, CacheBounds
 
 __all__ = [
@@ -102,19 +101,18 @@ class CacheSpace:
     """
 
     _rows: IndexRows  # of the transaction, set in `make`
-    _accesses: AccessStats
 
     def __init__(
         self,
         directory: CacheDirectory,
         locks: ByteRangeLocks,
-        shared: SharedFiles,
+        accesses: AccessStats,
         close_open: Callable[[tuple[str, int]], object],
     ) -> None:
         self._directory = directory
         self._close_open = close_open
         self._locks = locks
-        self._shared = shared
+        self._accesses = accesses
         self._limit = 0  # what blocks may have when `make` is done
         self._cursor = 0  # the row after which the next batch of candidates is read
         # The access clocks of rows when they were queued; least recently used first.
@@ -147,22 +145,17 @@ class CacheSpace:
             directory.index.wal_pages = wal_pages
             rows.limit_wal(wal_pages)
         space = disk.space(directory.root)
-        accesses = self._shared.accesses
         if stores:
-            accesses = self.accesses(rows, allowance(bounds, space, rows.totals))
-            accesses.fit(rows.totals.blocks)
+            self._accesses.open(allowance(bounds, space, rows.totals), clock=rows.last_clock())
+            self._accesses.fit(rows.totals.blocks)
         uncounted = remove_leftovers(directory.root, self._locks, now_s)
         logs = [f"{directory.index_path}{log}" for log in ("-wal", "", "-shm", "-journal")]
         bookkeeping = [*logs, directory.access_records, directory.change_counters]
         wal, index, *others = map(disk.size_of, bookkeeping)
-        least = _SHARED_MEMORY, 0, accesses.size if accesses else 0, TABLE_SIZE
+        least = _SHARED_MEMORY, 0, self._accesses.disk_size, TABLE_SIZE
         self.growth = max(0, 2 * 4096 * wal_pages - wal) + _SLACK
         self.overhead = uncounted + sum(map(max, others, least)) + wal + index + self.growth
         return allowance(bounds, space, rows.totals, self.overhead, self.growth)
-
-    def accesses(self, rows: IndexRows, allowed: int | None) -> AccessStats:
-        """Return the access records, enough for `allowed` bytes of blocks."""
-        return self._shared.open_accesses(size=allowed, clock=rows.last_clock())
 
     def make(
         self,
@@ -184,7 +177,8 @@ class CacheSpace:
         step = REMOVED_AT_ONCE * used // max(rows.totals.blocks, 1)
         if is_far := used - allowed > step:
             allowed, size = used - step, 0
-        self._rows, self._accesses, self._limit = rows, self.accesses(rows, allowed), allowed - size
+        self._accesses.open(allowed, clock=rows.last_clock())
+        self._rows, self._limit = rows, allowed - size
         self._stuck.clear()
         totals, staging, spare = rows.totals, staging_size(allowed), iter(victims)
         while self._need > 0 and (victim := next(spare, None)) is not None:
@@ -221,7 +215,7 @@ class CacheSpace:
             self._limit -= block.size  # no disk space was freed
         # After a crash here there is a row without a file, which counts until it is evicted.
         rows.remove_block(block)
-        self._close_open((block.digest, block.number))
+        self._close_open(block.place)
         return True
 
     def path(self, name: str) -> str:

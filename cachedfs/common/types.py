@@ -140,21 +140,23 @@ class ObjectKey:
 
     The hash is computed once and used for all block names. `digest`: 32 hex digits, the blake2b-128 of identity, path,
     fingerprint and block size. Each field is prefixed with its length, so that different fields never give the same
-    bytes.
+    bytes. `encoded`: the first three fields as they are in the files of blocks.
     """
 
-    __slots__ = ("block_size", "digest", "fingerprint", "identity", "number", "path")
+    __slots__ = ("block_size", "digest", "encoded", "fingerprint", "identity", "number", "path")
 
     def __init__(self, identity: str, path: str, fingerprint: str, block_size: int) -> None:
         self.identity = identity
         self.path = path
         self.fingerprint = fingerprint
         self.block_size = block_size
-        hasher = hashlib.blake2b(digest_size=16)
+        hasher, encoded = hashlib.blake2b(digest_size=16), list[bytes]()
         for field in (identity, path, fingerprint, str(block_size)):
             data = field.encode("utf-8", "surrogatepass")
             hasher.update(len(data).to_bytes(8, "little"))
             hasher.update(data)
+            encoded += len(data).to_bytes(4, "little"), data
+        self.encoded = b"".join(encoded[:-2])
         self.digest = hasher.hexdigest()
         self.number = int(self.digest[:16], 16)
 
@@ -215,7 +217,8 @@ class Stats(NamedTuple):
     hits, misses: blocks read from the cache, and blocks fetched. requests, bytes_fetched: sent to and received from the
     origin. bytes_served: returned to callers. blocks, bytes_cached: currently in the cache, stored by any process.
     evictions: blocks that this process removed. cannot_store: why the last block could not be stored; None if it could.
-    old_caches: directories that earlier releases made and this one does not use.
+    old_caches: directories that earlier releases made and this one does not use. bytes_shared: read from the shared cache,
+    which `shared_cache` names, with the reason if it is not used.
     """
 
     hits: int = 0
@@ -229,6 +232,8 @@ class Stats(NamedTuple):
     cache_dir: str = ""
     cannot_store: str | None = None
     old_caches: tuple[str, ...] = ()
+    bytes_shared: int = 0
+    shared_cache: str = ""
 
     def _repr_html_(self) -> str:
         return shown("The cache, and this process", self.cannot_store or "", self.rows())
@@ -246,6 +251,10 @@ class Stats(NamedTuple):
             ),
             ("read", size(self.bytes_served)),
             ("fetched", f"{size(self.bytes_fetched)} in {counted(self.requests, 'request')}"),
+            (
+                "from others",
+                f"{size(self.bytes_shared)} from {self.shared_cache}" if self.shared_cache else "",
+            ),
             ("evicted", counted(self.evictions, "block") if self.evictions else ""),
             ("unused", f"rm -r {shlex.join(self.old_caches)}" if self.old_caches else ""),
         ]
@@ -265,6 +274,7 @@ class Counted(NamedTuple):
     bytes_fetched: int = 0
     bytes_served: int = 0
     evictions: int = 0
+    bytes_shared: int = 0
     since: float = 0.0
 
     @property

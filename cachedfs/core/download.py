@@ -13,6 +13,7 @@ from cachedfs.origins.request_slots import is_speculative
 __all__ = ["ALL", "Download", "DownloadStopped"]
 
 ALL = 1 << 62  # a demand beyond the end of any object
+_UNKNOWN = Range(0, 0)
 _NO_BLOCKS = 1 << 20  # stands for the block size of what cannot be cached, which has no blocks
 
 
@@ -34,11 +35,13 @@ class Download:
     more. A stopped request ends at its demand. A demand of ALL is that of a read of all that was requested.
     """
 
-    def __init__(self, *, demand: int) -> None:
-        self.info: ObjectInfo | None = None  # set at the response headers
-        self.version: Version | None = None  # None also if it cannot be cached
-        self.start = self.stop = 0
-        self.filled = 0  # Invariant: start <= filled <= stop; never decreases
+    def __init__(self, *, demand: int, version: Version | None = None, bytes_: Range = _UNKNOWN) -> None:
+        self.version = version  # None also if it cannot be cached
+        self.info = None if version is None else version.info  # of an unknown object, set at the headers
+        self.start = self.filled = (
+            bytes_.start
+        )  # Invariant: start <= filled <= stop; `filled` never decreases
+        self.stop = bytes_.stop
         self.demand = demand
         self.is_speculative = is_speculative()  # no caller waited for it when it was created
         self.is_wanted = False  # a caller has waited for it since then
@@ -52,9 +55,8 @@ class Download:
         self.is_storable = True  # no block failed to be stored
         # A reader of a whole object comes later than its lookup, and takes the bytes also if they are stored by then.
         self._keeps_bytes = demand == ALL
-        self._block_size = _NO_BLOCKS
-        # The received pieces, and the position after each. Invariant: they are [start, filled), or nothing after
-        # release(), which replaces both lists at once.
+        self._block_size = _NO_BLOCKS if version is None else version.block_size
+        # Received pieces, and the position after each: [start, filled), or nothing after release(), which replaces both.
         self._received: tuple[list[memoryview], list[int]] = [], []
         self._wanted: asyncio.Future[None] | None = None  # set while the body is paused
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -124,7 +126,8 @@ class Download:
         """Record that a block was stored, or failed to be. Release the buffers once all blocks are on disk."""
         self._n_stored += 1
         self.is_storable &= is_stored
-        self._release_if_stored()
+        if self.done and self._n_stored == self.n_received and self.is_storable and not self._keeps_bytes:
+            self.release()
 
     # Event loop thread only.
 
@@ -206,7 +209,7 @@ class Download:
             self._wanted.set_result(None)
 
     def begin(self, info: ObjectInfo, version: Version | None, bytes_: Range) -> None:
-        """Set the object version and the byte range."""
+        """Set the object version and the byte range, which were unknown."""
         self.info, self.version = info, version
         self.start = self.filled = bytes_.start
         self.stop = bytes_.stop
@@ -229,12 +232,8 @@ class Download:
         self.error, self.done = error, True
         if self._waiters:
             self._wake()
-        self._release_if_stored()
-
-    def _release_if_stored(self) -> None:
-        is_stored = self.done and 0 < self.n_received == self._n_stored and self.is_storable
-        if is_stored and not self._keeps_bytes:
-            self.released, self._received = True, ([], [])
+        if 0 < self.n_received == self._n_stored and self.is_storable and not self._keeps_bytes:
+            self.release()
 
     def release(self) -> None:
         """Release the buffers. Readers take the bytes from disk, or fetch them again."""

@@ -5,24 +5,32 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Container, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any
 
 from cachedfs.common.blocks import covering
 from cachedfs.common.clock import clock
 from cachedfs.common.single_flight import Lookup
 from cachedfs.common.types import BlockKey, ObjectInfo, Range, Suffix
 from cachedfs.core.download import Download, DownloadStopped
-from cachedfs.core.objects import Objects
+from cachedfs.core.objects import Entry, Objects
 from cachedfs.core.speculation import SpeculativeRequest
 from cachedfs.core.store_queue import FetchedBlock
 from cachedfs.core.version import Version, version_of
-from cachedfs.errors import CachedFSError, ChecksumMismatch, ObjectChanged, ObjectNotFound
+from cachedfs.errors import (
+    CachedFSError,
+    ChecksumMismatch,
+    ObjectChanged,
+    ObjectNotFound,
+    OriginUnreachable,
+)
 from cachedfs.origins.base import Reply
+from cachedfs.shared import SharedReply
 
 __all__ = ["Downloads"]
 
+_Answer = Callable[[Reply], object]
 PATIENCE_S = 0.2  # how long a paused response body waits for its reader to go on
 
 
@@ -46,27 +54,21 @@ class Downloads:
         while first not in found and not engine.cache.has(version, first):
             is_over = await engine.wait_for_other_process(version, first)
             missing = [index for index in indexes if index not in found]
-            found |= self.launch(version, missing, demand=demand, overdue=() if is_over else missing)
+            found |= self.launch(version, missing, demand=demand, overdue=not is_over)
         return found
 
     def launch(
-        self,
-        version: Version,
-        indexes: Iterable[int],
-        *,
-        demand: int | None = None,
-        overdue: Container[int] = (),
+        self, version: Version, indexes: Iterable[int], *, demand: int | None = None, overdue: bool = False
     ) -> dict[int, Download]:
         """Fetch the blocks that no request fetches yet; return the download of each block.
 
-        Adjacent blocks share a request. With `demand`, reading pauses at that byte until a reader wants more. `overdue`
-        blocks are fetched even if another process holds their fetch lock: it may be stopped (SIGSTOP, Ctrl-Z). Raises
-        OriginUnavailable for an uncached block if `offline` is set.
-
-        A block is missing from the result if another process fetches it, or if it has just been stored. Each fetch lock
-        is held until the block is stored or its request has failed.
+        Adjacent blocks share a request. With `demand`, reading pauses at that byte until a reader wants more. A block is
+        missing from the result if another process fetches it, or if it has just been stored. Each fetch lock is held until
+        the block is stored or its request has failed. `overdue` blocks are fetched without it: the other process may be
+        stopped (SIGSTOP, Ctrl-Z). Raises OriginUnavailable for an uncached block if `offline` is set and there is no
+        shared cache.
         """
-        config, cache, by_block = self.objects.config, self.objects.engine.cache, self.objects.engine.by_block
+        config, engine, by_block = self.objects.config, self.objects.engine, self.objects.engine.by_block
         found: dict[int, Download] = {}
         missing: list[int] = []
         for index in indexes:
@@ -74,19 +76,22 @@ class Downloads:
             if download is not None:
                 if download.covers(index * version.block_size):
                     found[index] = download
-            elif config.offline:
-                if not cache.has(version, index):
+            elif config.offline and engine.shared is None:
+                if not engine.cache.has(version, index):
                     raise self.objects.offline(version.info.path)
             else:
                 missing.append(index)
         for run in self._locked(version, missing, overdue) if missing else ():
             start, stop = run.start * version.block_size, min(run.stop * version.block_size, version.size)
-            download = self._send(version.info, version, Range(start, stop), demand)
-            for index in run:
-                found[index] = by_block[version.digest, index] = download
+            most = stop if demand is None else min(demand, stop)
+            download = Download(demand=most, version=version, bytes_=Range(start, stop))
+            self._register(download, version, run)
+            found.update(dict.fromkeys(run, download))
+            engine.active_requests.add(download)
+            engine.spawn(self._run(download, version.info.path, Range(start, stop)))
         return found
 
-    def _locked(self, version: Version, missing: Sequence[int], overdue: Container[int]) -> Iterator[range]:
+    def _locked(self, version: Version, missing: Sequence[int], overdue: bool) -> Iterator[range]:
         """Take the fetch locks of blocks; yield each run of blocks to request."""
         cache, most, at = self.objects.engine.cache, self._per_request, 0
         while at < len(missing):
@@ -95,7 +100,7 @@ class Downloads:
                 end += 1
             n = cache.locks.take(version.number + start, end - at)
             # Without the lock of an overdue block: at worst, each process that waits fetches it once.
-            stop = start + (n or (start in overdue))
+            stop = start + (n or overdue)
             for index in range(start, stop):
                 if cache.has(version, index):  # stored before the lock was taken
                     if n:
@@ -114,15 +119,10 @@ class Downloads:
         """
         assert info.size is not None
         bytes_ = Range(position, min(info.size, position + self.objects.config.whole_request))
-        return self._send(info, None, bytes_, None)
-
-    def _send(self, info: ObjectInfo, version: Version | None, bytes_: Range, demand: int | None) -> Download:
-        """Start a download of bytes of one version."""
-        engine = self.objects.engine
-        download = Download(demand=bytes_.stop if demand is None else min(demand, bytes_.stop))
-        download.begin(info, version, bytes_)
-        engine.active_requests.add(download)
-        engine.spawn(self._run(download, info.path, partial(self._read_version, download, info, bytes_)))
+        download = Download(demand=bytes_.stop)
+        download.begin(info, None, bytes_)
+        self.objects.engine.active_requests.add(download)
+        self.objects.engine.spawn(self._run(download, info.path, bytes_))
         return download
 
     async def first(
@@ -140,10 +140,33 @@ class Downloads:
         least the bytes below `demand`. `then` is called once the entry is stored. Raises the error of a request without
         such headers.
         """
-        download = Download(demand=demand)
-        await self._run(download, path, partial(self._read_unknown, download, path, want, lookup, then))
-        if not lookup.is_answered:
+        objects, download = self.objects, Download(demand=demand)
+        learn = partial(objects.learn, path, asked_at=clock.now(), counter=lookup.counter, then=then)
+        await self._run(download, path, want, partial(self._answer, lookup, download, learn))
+        if download.info is None and isinstance(download.error, ObjectNotFound):
+            lookup.answer((learn(None), None))
+        elif not lookup.is_answered:
+            if isinstance(download.error, OriginUnreachable):
+                objects.engine.mark_unreachable(objects.identity)
             raise download.error or DownloadStopped
+
+    def _answer(
+        self, lookup: Lookup, download: Download, learn: Callable[[ObjectInfo], Entry], reply: Reply
+    ) -> None:
+        """Answer a lookup with the metadata in the headers of a read, and with its download of complete blocks."""
+        objects, engine, size = self.objects, self.objects.engine, self.objects.config.block_size
+        version = version_of(objects.identity, reply.info, size)
+        download.begin(reply.info, version, Range(reply.start, reply.stop))
+        if version is not None:
+            first = -(-reply.start // size)
+            stop = reply.stop // size if reply.stop < version.size else -(-version.size // size)
+            # Before others see the entry: they would fetch the same blocks. Those that another process locked come twice.
+            engine.cache.locks.take(version.number + first, stop - first)
+            whole = [index for index in range(first, stop) if (version.digest, index) not in engine.by_block]
+            self._register(download, version, whole)
+        entry = learn(reply.info)
+        entry.version = version
+        lookup.answer((entry, download))
 
     def launch_speculative(self, version: Version, wanted: Iterable[range], keep: deque[Download]) -> None:
         """Queue a speculative request for each range of blocks in `wanted`, in this order.
@@ -191,20 +214,19 @@ class Downloads:
                     download.stop_soon(download.filled)
 
     async def _run(
-        self, download: Download, path: str, request: Callable[[], Coroutine[Any, Any, None]]
+        self, download: Download, path: str, want: Range | Suffix, answer: _Answer | None = None
     ) -> None:
-        """Run one request to its end and wake its waiters with the result or the error.
-
-        `request` creates the coroutine. A coroutine that is created and never started would cause a warning at exit.
-        """
-        engine = self.objects.engine
-        error: Exception | None = None
+        """Run one request to its end, and wake its waiters with the result or the error."""
+        engine, error = self.objects.engine, None
         engine.active_requests.add(download)
         download.task = asyncio.current_task()
         try:
-            if engine.paused_requests and not download.is_speculative:
+            if engine.paused_requests and not (download.is_speculative or self.objects.config.offline):
                 self._stop_paused(path)
-            await request()
+            if (
+                not download.stopped or download.demand > download.start
+            ):  # else it was stopped before it started
+                await self._read(download, path, want, answer)
         except Exception as failure:  # of any origin: its readers raise it
             error = self._failed(download, path, failure)
         finally:
@@ -212,7 +234,52 @@ class Downloads:
             if download.version is not None and download.filled < download.stop:
                 self._release_unreceived(download, download.version)
             download.finish(error)
-            engine.speculation.pump()
+            if download.is_speculative or engine.speculation.queued:
+                engine.speculation.pump()
+
+    async def _read(
+        self, download: Download, path: str, want: Range | Suffix, answer: _Answer | None
+    ) -> None:
+        """Read `want`, of the version that the download is of; `answer` takes the headers of an unknown object."""
+        is_shared = self.objects.engine.shared is not None and download.version is not None
+        read, sent_at = self._read_shared if is_shared else self.objects.origin(path).read, time.monotonic()
+        async with read(path, want, download.info) as reply:
+            began = time.monotonic()
+            if answer is not None:
+                answer(reply)
+            elif (reply.start, reply.stop) != want:
+                raise self._other_bytes(path, reply, download)
+            await self._receive(download, reply)
+        # Only speculative requests are timed: others may have been paused, or have waited for a slot.
+        is_timed = download.is_speculative and answer is None and not isinstance(reply, SharedReply)
+        if is_timed and download.filled == download.stop:
+            took_s, size = time.monotonic() - began, download.stop - download.start
+            self.objects.engine.speculation.record_timing(
+                self.objects.origin(path), wait_s=began - sent_at, size=size, took_s=took_s
+            )
+
+    def _read_shared(
+        self, path: str, want: Range | Suffix | None, info: ObjectInfo | None
+    ) -> AbstractAsyncContextManager[Reply]:
+        """Read what is in the shared cache of one version, and the rest from the origin."""
+        objects, shared = self.objects, self.objects.engine.shared
+        assert shared is not None
+        assert isinstance(want, Range)
+        assert info is not None
+        return shared.read(
+            objects.identity,
+            info,
+            want,
+            lambda rest: objects.origin(path).read(path, rest, info),
+            waits=objects.config.offline,
+        )
+
+    def _other_bytes(self, path: str, reply: Reply, download: Download) -> ObjectChanged:
+        """Return the error for bytes that were not requested: readers would request the missing ones for ever."""
+        return ObjectChanged(
+            f"{self.objects.url(path)}: bytes {reply.start} to {reply.stop} were announced instead of "
+            f"{download.start} to {download.stop}: the object was probably replaced while it was read; open it again"
+        )
 
     def _failed(self, download: Download, path: str, failure: Exception) -> Exception:
         """Return the error of a failed request for its waiters."""
@@ -234,75 +301,21 @@ class Downloads:
             if not is_complete and engine.by_block.get((version.digest, index)) is download:
                 engine.release_block(version, index)
 
-    async def _read_version(self, download: Download, info: ObjectInfo, bytes_: Range) -> None:
-        """Read `bytes_` of the object version `info`; raise ObjectChanged if the origin announces other bytes."""
-        if download.stopped and download.demand <= download.start:
-            return  # stopped before it started
-        origin, sent_at = self.objects.origin(info.path), time.monotonic()
-        async with origin.read(info.path, bytes_, info) as reply:
-            started_at = time.monotonic()
-            if (reply.start, reply.stop) != (bytes_.start, bytes_.stop):
-                # Accepting other bytes would make readers wait for the missing ones and request them for ever.
-                raise ObjectChanged(
-                    f"{self.objects.url(info.path)}: bytes {reply.start} to {reply.stop} were announced instead of "
-                    f"{bytes_.start} to {bytes_.stop}: the object was probably replaced while it was read; "
-                    "open it again"
-                )
-            await self._receive(download, reply)
-        # Only speculative requests are timed: others may have been paused, or have waited for a slot.
-        if download.is_speculative and download.filled == download.stop:
-            took_s, size = time.monotonic() - started_at, bytes_.size
-            self.objects.engine.speculation.record_timing(
-                origin, wait_s=started_at - sent_at, size=size, took_s=took_s
-            )
-
-    async def _read_unknown(
-        self,
-        download: Download,
-        path: str,
-        want: Range | Suffix,
-        lookup: Lookup,
-        then: Callable[[], object] | None,
-    ) -> None:
-        objects, now, counter = self.objects, clock.now(), self.objects.counter(path)
-        try:
-            async with objects.origin(path).read(path, want, None) as reply:
-                version = version_of(objects.identity, reply.info, objects.config.block_size)
-                download.begin(reply.info, version, Range(reply.start, reply.stop))
-                # First take the fetch locks: others that see the entry would fetch the same blocks.
-                if version is not None:
-                    self._register(download, version)
-                entry = objects.learn(path, reply.info, asked_at=now, counter=counter, then=then)
-                entry.version = version
-                lookup.answer((entry, download))
-                await self._receive(download, reply)
-        except ObjectNotFound:
-            if download.info is None:
-                lookup.answer((objects.learn(path, None, asked_at=now, counter=counter, then=then), None))
-            raise
-
-    def _register(self, download: Download, version: Version) -> None:
-        """Register the complete blocks that a request for an unknown object turned out to cover."""
-        engine, size = self.objects.engine, version.block_size
-        for index in covering(Range(download.start, download.stop), size):
-            is_whole = (
-                download.start <= index * size and min((index + 1) * size, version.size) <= download.stop
-            )
-            if is_whole and (version.digest, index) not in engine.by_block:
-                # If another process holds the lock, this block is fetched twice.
-                engine.cache.locks.take(version.number + index)
-                engine.by_block[version.digest, index] = download
+    def _register(self, download: Download, version: Version, indexes: Iterable[int]) -> None:
+        """Record that blocks are missing, before a reader may use them, and which request brings them."""
+        cache, by_block = self.objects.engine.cache, self.objects.engine.by_block
+        passes = version.size > (cache.allowed or cache.likely_allowed(self._bounds))
+        for index in indexes:
+            cache.touch(version, index, passes)
+            by_block[version.digest, index] = download
 
     async def _receive(self, download: Download, reply: Reply) -> None:
         """Read the body as far as readers want it, and pass each complete block to the store queue."""
-        engine, version = self.objects.engine, download.version
+        engine = self.objects.engine
         unstored: list[FetchedBlock] = []  # complete blocks not yet passed to the store queue
         try:
             async for data in reply:
-                if version is None:
-                    download.feed(data)
-                else:
-                    unstored += self._feed(download, version, data)
+                unstored += self._feed(download, data)
                 engine.bytes_fetched += len(data)
                 # With is_checked_at_end, blocks are kept back until the checksum of the whole body is verified.
                 # A body that ends early cannot be verified: its blocks are stored.
@@ -315,15 +328,21 @@ class Downloads:
                 if engine.store_queue.queued_bytes > engine.max_queued // 2:
                     await engine.wait_for_space(download)
         except ChecksumMismatch as error:
-            download.error = error  # first: a reader that finds no bytes then looks for it
-            download.release()
-            for block in unstored:
-                engine.release_block(block.key.object, block.key.index)
-            unstored = []
+            unstored = self._release_wrong(download, unstored, error)
             raise
         finally:
             if unstored:
                 engine.store_queue.put(unstored)
+
+    def _release_wrong(
+        self, download: Download, unstored: Iterable[FetchedBlock], error: ChecksumMismatch
+    ) -> list[FetchedBlock]:
+        """Release all bytes of a download that failed its checksum; nothing is left to be stored."""
+        download.error = error  # first: a reader that finds no bytes then looks for it
+        download.release()
+        for block in unstored:
+            self.objects.engine.release_block(block.key.object, block.key.index)
+        return []
 
     async def _wait_for_demand(self, download: Download) -> bool:
         """Pause the body until a reader wants more; return False if it should end here."""
@@ -334,19 +353,19 @@ class Downloads:
         finally:
             paused.discard(download)
 
-    def _feed(self, download: Download, version: Version, data: bytes) -> list[FetchedBlock]:
+    def _feed(self, download: Download, data: bytes) -> list[FetchedBlock]:
         """Pass received bytes to readers; return the blocks that are complete now, without those of other downloads."""
+        if (version := download.version) is None:
+            download.feed(data)
+            return []
         engine, size, filled = self.objects.engine, version.block_size, download.filled + len(data)
         first = max(-(-download.start // size), download.filled // size)
         stop = -(-filled // size) if filled == version.size else filled // size
-        key, by_block = version.digest, engine.by_block
-        indexes = [index for index in range(first, stop) if by_block.get((key, index)) is download]
-        for index in indexes:  # recorded before a reader may use the block
-            engine.cache.missed(version, index, self._bounds, of=version.size)
         download.feed(data)
         blocks = []
-        for index in indexes:
-            pieces = download.views(index * size, block_stop := min((index + 1) * size, version.size))
-            n = block_stop - index * size
-            blocks.append(FetchedBlock(BlockKey(version, index), pieces, n, download, self._bounds))
+        for index in range(first, stop):
+            if engine.by_block.get((version.digest, index)) is download:
+                pieces = download.views(index * size, block_stop := min((index + 1) * size, version.size))
+                n = block_stop - index * size
+                blocks.append(FetchedBlock(BlockKey(version, index), pieces, n, download, self._bounds))
         return blocks

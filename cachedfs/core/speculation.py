@@ -136,7 +136,7 @@ class SpeculativeQueue:
     def __init__(self) -> None:
         # By `is_declared` and the id of the owner, whom each request keeps alive. The owner served last is at the end.
         # Invariant: no deque is empty.
-        self._queues: dict[tuple[bool, int], deque[SpeculativeRequest]] = {}
+        self.queued: dict[tuple[bool, int], deque[SpeculativeRequest]] = {}
         # Sent requests that are not over.
         self._active: dict[Download, Origin] = {}
         self._lookups: dict[asyncio.Future[Any], tuple[SpeculativeRequest, Origin]] = {}
@@ -148,11 +148,6 @@ class SpeculativeQueue:
         self._links: WeakKeyDictionary[Origin, LinkEstimate] = WeakKeyDictionary()
         self.bytes_per_s: int | None = None  # measured rate of the fastest link; read from any thread
         self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def is_idle(self) -> bool:
-        """True while nothing is queued or looked up."""
-        return not (self._queues or self._lookups)
 
     @property
     def memory(self) -> int:
@@ -179,7 +174,7 @@ class SpeculativeQueue:
 
     def submit(self, request: SpeculativeRequest) -> None:
         """Queue a request and send it as soon as the limits allow."""
-        queue = self._queues.setdefault((request.is_declared, id(request.owner)), deque())
+        queue = self.queued.setdefault((request.is_declared, id(request.owner)), deque())
         insort(queue, request, key=_POSITION)
         if not (self._active or self._lookups):
             self._at_limit.clear()  # nothing would end, and call `pump`
@@ -188,14 +183,14 @@ class SpeculativeQueue:
     def cancel(self, owner: object) -> None:
         """Cancel the unsent requests of `owner`."""
         for is_declared in (False, True):
-            self._queues.pop((is_declared, id(owner)), None)
+            self.queued.pop((is_declared, id(owner)), None)
 
     def pump(self) -> None:
         """Send what the limits allow. Call it when a request has ended and when blocks were stored."""
         self._at_limit.clear()
         for download in [download for download in self._active if download.done]:
             del self._active[download]
-        if self._queues:
+        if self.queued:
             self._send_allowed()
 
     def _send_allowed(self) -> None:
@@ -204,17 +199,17 @@ class SpeculativeQueue:
 
     def _next(self) -> tuple[SpeculativeRequest, Origin] | None:
         """Remove and return the next request that may be sent now, with its origin."""
-        for key in sorted(self._queues, key=itemgetter(0)):
-            queue, origin = self._queues[key], None
+        for key in sorted(self.queued, key=itemgetter(0)):
+            queue, origin = self.queued[key], None
             while queue and (origin := self._origin(queue[0])) is None:
                 queue.popleft()
             may_send = origin is not None and self._may_send(queue[0], origin)
             if may_send or not queue:
-                del self._queues[key]
+                del self.queued[key]
             if origin is not None and may_send:
                 request = queue.popleft()
                 if queue:
-                    self._queues[key] = queue  # behind the other owners
+                    self.queued[key] = queue  # behind the other owners
                 return request, origin
         return None
 

@@ -167,26 +167,30 @@ class StoreQueue:
         if is_possible:
             with contextlib.suppress(OSError):  # a broken directory: storing says why
                 self._cache.wait_for_deletion()
-        # Metadata first: another process that sees the object then finds its blocks locked, and does not fetch them.
-        if is_possible and (records := [record for item in items for record in item.records]):
-            self._attempt(self._cache.metadata.keep_records, records)
+        # Metadata no later than blocks: a process that sees an object finds its blocks locked, and does not fetch them.
+        records = [record for item in items for record in item.records] if is_possible else []
         for bounds, group in groupby(chain.from_iterable(item.blocks for item in items), BOUNDS):
             blocks = list(group)
-            are_stored = is_possible and self._attempt(self._put, blocks, bounds)
+            if are_stored := is_possible and self._attempt(self._put, blocks, bounds, records):
+                records = []
             with self._lock:
                 self.queued_bytes -= sum([block.size for block in blocks])
             self._attempt(self._stored, blocks, are_stored)
+        if records:
+            self._attempt(self._cache.metadata.keep_records, records)
         for item in items:
             if item.then is not None:
                 self._attempt(item.then)
 
-    def _put(self, blocks: Sequence[FetchedBlock], bounds: CacheBounds) -> None:
+    def _put(
+        self, blocks: Sequence[FetchedBlock], bounds: CacheBounds, records: Sequence[MetadataRecord]
+    ) -> None:
         pairs: _Pairs = [(block.key, block.pieces) for block in blocks]
         victims: Iterator[BlockKey] = iter(())
         for plan in tuple(self.plans):
             pairs, more = plan(pairs)
             victims = chain(victims, more)
-        self._cache.put(pairs, bounds, victims=victims)
+        self._cache.put(pairs, bounds, records=records, victims=victims)
 
     def _attempt(self, act: Callable[..., object], *args: object) -> bool:
         """Call `act` and return whether it succeeded; log errors.

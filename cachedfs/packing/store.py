@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,7 +15,8 @@ from fsspec.core import has_magic
 from cachedfs.common import urls as url_names
 from cachedfs.common.checksums import RunningChecksum, stated_of
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.packing.pack_types import BESIDE, PieceCounts, version_of
+from cachedfs.packing.pack_types import BESIDE
+from cachedfs.packing.sources.sample_source import version_of
 
 __all__ = ["BESIDE", "ZARR", "StoredObject", "ZarrTarget", "protocols_of"]
 
@@ -193,28 +194,6 @@ class ZarrTarget:
             self.remove(name)
         self.remove()
         self._folders.clear()
-
-    # Counts and verified objects, kept in `BESIDE` until the pack is complete.
-
-    def keep(self, piece: str, tally: PieceCounts) -> None:
-        self.put(f"{BESIDE}/{piece}.npz", tally.as_bytes())
-
-    def kept(self, piece: str) -> PieceCounts | None:
-        data = self.read(f"{BESIDE}/{piece}.npz")
-        return None if data is None else PieceCounts.from_bytes(data)
-
-    def keep_done(self, done: Mapping[str, str]) -> None:
-        """Store the versions of verified objects."""
-        self.put(f"{BESIDE}/done-{uuid.uuid4().hex}.json", json.dumps(done).encode())
-
-    def kept_done(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the versions that all runs stored; `names` are the names of all objects in the store."""
-        found: dict[str, str] = {}
-        for name in names:
-            if name.startswith(f"{BESIDE}/done-"):
-                with contextlib.suppress(ValueError, RecursionError):
-                    found |= json.loads(self.read(name) or b"{}")
-        return found
 
     def finish(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
         """Write the metadata documents, that of the group last, so that a group that opens is complete."""

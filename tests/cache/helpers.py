@@ -96,15 +96,15 @@ def use_as(cache_dir, user, umask, kind):
         os.setgid(user)
         os.setuid(user)
     os.umask(umask)
-    cache, key = BlockStore([cache_dir], explicit=True), key_of()
+    cache, key = BlockStore(cache_dir, explicit=True), key_of()
     blocks = [content(key, 0), content(key, 1)]
     assert [whole(cache, key, index) for index in (0, 1)] in ([None, None], blocks)
     put(cache, key, 0, 1)
     assert [whole(cache, key, index) for index in (0, 1)] == blocks
     cache.pin("gs://test", "b/x")
     cache.metadata.counter("gs://test", "b/x")
-    assert not cache._shared.counters.is_private
-    assert not cache._shared.accesses.is_private
+    assert not cache.metadata.counters.is_private
+    assert not cache.accesses.open().is_private
     assert cache.locks.take(7)
     assert cache.locks.works_across_processes
     with cache.lease(1000, AMPLE) as lease:

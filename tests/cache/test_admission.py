@@ -2,6 +2,7 @@
 
 import collections
 import random
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -35,17 +36,18 @@ class Ours:
     def __init__(self, size, staging=0):
         self.size, self.staging = size - staging, staging
         self.blocks, self.staged = collections.OrderedDict(), collections.OrderedDict()
-        self.accesses = AccessStats(None, "", 1 << 17)
+        self.accesses = AccessStats()
+        self.accesses.open(1 << 28)
         self.accesses.fit(size)
 
     def touch(self, block):
         if block in self.blocks or block in self.staged:
-            self.accesses.touch(hash_of(block))
+            self.accesses.touch(key_of(block), 0)
             if block in self.blocks:
                 self.blocks.move_to_end(block)
             return True
-        self.accesses.touch((hash_of(block), False))
-        self.accesses.touch(hash_of(block))
+        self.accesses.touch(key_of(block), 0, passes=False)
+        self.accesses.touch(key_of(block), 0)
         self.staged[block] = True
         if len(self.staged) > self.staging:
             self.settle(self.staged.popitem(last=False)[0])
@@ -54,7 +56,7 @@ class Ours:
     def settle(self, block):
         if len(self.blocks) >= self.size:
             old, accesses = next(iter(self.blocks)), self.accesses
-            access, last = accesses.of(hash_of(block)), accesses.of(hash_of(old))
+            access, last = accesses.of(key_of(block).number), accesses.of(key_of(old).number)
             idle = age(last.clock, accesses.now)
             if not admits(access, last, idle=idle, longest_gap=accesses.longest_gap):
                 return
@@ -62,9 +64,9 @@ class Ours:
         self.blocks[block] = True
 
 
-def hash_of(block, known={}):  # noqa: B006  # remembered on purpose: hashing is most of the simulation
+def key_of(block, known={}):  # noqa: B006  # remembered on purpose: hashing is most of the simulation
     if block not in known:
-        known[block] = random.Random(block).getrandbits(64)
+        known[block] = SimpleNamespace(number=random.Random(block).getrandbits(64))
     return known[block]
 
 

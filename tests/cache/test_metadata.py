@@ -1,6 +1,8 @@
 """The metadata of objects and listings in the cache: the newest answer counts."""
 
+import contextlib
 import datetime
+import errno
 import random
 from pathlib import Path
 
@@ -8,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachedfs.cache import metadata_store
+from cachedfs.cache import disk, metadata_store
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.index.metadata_records import MetadataRecord, decode_info, encode_info
 from cachedfs.common.types import BlockKey, CacheBounds, ObjectInfo, ObjectKey
 from cachedfs.errors import CacheError
 from tests.cache.audit import audit
-from tests.cache.helpers import overhead_of
+from tests.cache.helpers import AMPLE, content, key_of, overhead_of, put
 
 ORIGIN, NOW = "gs://test", 1_700_000_000.0
 
@@ -32,6 +34,26 @@ def info_of(path, version="1"):
 
 def learn(cache, path, info, age=0.0, counter=5):
     cache.metadata.keep_records([MetadataRecord(ORIGIN, path, info, NOW - age, counter)])
+
+
+@pytest.mark.parametrize("may_write", [True, False])
+def test_metadata_is_stored_with_blocks_also_if_these_are_cached_or_cannot_be_written(
+    cache, monkeypatch, may_write
+):
+    key = key_of("b/x")
+    put(cache, key, 0)
+    if not may_write:
+        monkeypatch.setattr(disk, "write_file", broken)
+    blocks = [(key.block(index), content(key, index)) for index in range(2)]
+    with contextlib.nullcontext() if may_write else pytest.raises(CacheError, match="output error"):
+        cache.put(blocks, AMPLE, records=[MetadataRecord(ORIGIN, "b/x", info_of("b/x"), NOW, 5)])
+    assert cache.metadata.lookup(ORIGIN, "b/x").info == info_of("b/x")
+    assert [cache.has(key, index) for index in range(2)] == [may_write or index == 0 for index in range(2)]
+    assert audit(cache).ok
+
+
+def broken(*args):
+    raise OSError(errno.EIO, "Input/output error")
 
 
 def listed(cache, folder, *paths, age=0.0, counter=9, version="1"):
@@ -242,7 +264,7 @@ def flip_bytes_of_the_index(cache, folder, share):
         damaged = bytearray(whole)
         damaged[place] ^= 1 << rng.randrange(8)
         file.write_bytes(damaged)
-        reader = BlockStore([str(folder)], explicit=True)
+        reader = BlockStore(str(folder), explicit=True)
         found, found_listing = answers(reader)
         reader.close()
         for path, record in found.items():

@@ -6,6 +6,7 @@ import math
 import os
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +24,12 @@ from tests.cache.faults import replace_call
 from tests.cache.helpers import AMPLE, content, finish, key_of, put, start, whole
 
 ORIGIN = "gs://test"
+
+
+def look_now(cache):
+    """Do what is done once a second."""
+    cache._own.look_at = 0.0
+    cache._own.look()
 
 
 def test_a_change_moves_the_marks_of_its_path_and_of_all_above_and_of_nothing_else(cache):
@@ -82,7 +89,7 @@ def test_another_process_sees_a_change_at_once(cache):
     before = cache.metadata.counter(ORIGIN, "b/x"), cache.metadata.epoch(ORIGIN)
     finish(
         start(
-            "BlockStore([sys.argv[1]], explicit=True).metadata.changed('gs://test', ['b/x'])",
+            "BlockStore(sys.argv[1], explicit=True).metadata.changed('gs://test', ['b/x'])",
             Path(cache.root).parent,
         )
     )
@@ -149,8 +156,14 @@ def test_without_room_the_marks_are_memory_of_this_process(cache, monkeypatch, c
 
 
 # Touches
-def touches_of(n_slots=1 << 12, **options):
-    return AccessStats(None, "", n_slots, **options)
+def touches_of(**options):
+    accesses = AccessStats()
+    accesses.open(0, **options)
+    return accesses
+
+
+def touch(accesses, hash64, **options):
+    accesses.touch(SimpleNamespace(number=hash64), 0, **options)
 
 
 def block(number):
@@ -160,18 +173,18 @@ def block(number):
 
 def place_of(accesses, hash64):
     """Return the offset in the file of the first slot of a block."""
-    return HEADER_SIZE + 8 * (hash64 & accesses.n_slots - 1)
+    return HEADER_SIZE + 8 * (hash64 & accesses.open().n_slots - 1)
 
 
 def record_of(accesses, hash64):
-    return int.from_bytes(accesses.read(8, place_of(accesses, hash64)), "little")
+    return int.from_bytes(accesses.open().read(8, place_of(accesses, hash64)), "little")
 
 
 def test_a_use_is_remembered_with_its_clock():
     accesses = touches_of()
     assert accesses.of(block(5)).uses == 0
     for number in (5, 6, 5):
-        accesses.touch(block(number))
+        touch(accesses, block(number))
     assert accesses.of(block(5)) == BlockAccess(clock=3, uses=2, is_new=True)
     assert accesses.of(block(6)) == BlockAccess(clock=2, uses=1, is_new=True)
     assert accesses.now == 3
@@ -181,58 +194,58 @@ def test_a_use_is_remembered_with_its_clock():
 def test_a_long_use_of_one_block_is_one_use():
     accesses = touches_of()
     for _ in range(100):
-        accesses.touch(block(5))
+        touch(accesses, block(5))
     assert (accesses.of(block(5)).uses, accesses.now) == (1, 1)
 
 
 def test_a_block_that_is_fetched_again_after_it_was_used_is_not_new():
     accesses = touches_of()
     for number in (5, 6):
-        accesses.touch((block(number), False))
+        touch(accesses, block(number), passes=False)
     assert accesses.of(block(5)).uses == 0
-    accesses.touch(block(5))
+    touch(accesses, block(5))
     assert accesses.of(block(5)).is_new
-    accesses.touch((block(5), False))
-    accesses.touch(block(6))
-    accesses.touch(block(5))
+    touch(accesses, block(5), passes=False)
+    touch(accesses, block(6))
+    touch(accesses, block(5))
     assert accesses.of(block(5)) == BlockAccess(clock=3, uses=2, is_new=False)
     assert accesses.of(block(6)).is_new
 
 
 def test_what_passes_through_passes_until_it_is_fetched_again_after_a_use():
     accesses = touches_of()
-    accesses.touch((block(5), True))
+    touch(accesses, block(5), passes=True)
     assert accesses.of(block(5))[1:] == (0, True, True)
-    accesses.touch((block(5), True))
-    accesses.touch(block(5))
+    touch(accesses, block(5), passes=True)
+    touch(accesses, block(5))
     assert accesses.of(block(5)) == BlockAccess(clock=1, uses=1, is_new=True, passes=True)
-    accesses.touch((block(5), True))
+    touch(accesses, block(5), passes=True)
     assert accesses.of(block(5)) == BlockAccess(clock=1, uses=1, is_new=False, passes=False)
 
 
 def test_a_first_use_is_no_gap_and_what_fits_by_now_does_not_pass():
     accesses = touches_of()
     for number in range(1, 50):
-        accesses.touch((block(number), True))
+        touch(accesses, block(number), passes=True)
     for number in range(1, 50):
-        accesses.touch(block(number))
+        touch(accesses, block(number))
     assert accesses.longest_gap == 0
-    accesses.touch((block(60), True))
-    accesses.touch((block(60), False))
+    touch(accesses, block(60), passes=True)
+    touch(accesses, block(60), passes=False)
     assert not accesses.of(block(60)).passes
 
 
 def test_counts_stop_at_their_limit_and_the_clock_goes_round():
     accesses = touches_of(clock=(1 << 32) - 2)
     for number in (7, 8, 7):
-        accesses.touch(block(number))
+        touch(accesses, block(number))
     assert accesses.now == 1
     assert age((1 << 32) - 1, accesses.now) == 2
     assert accesses.of(block(7)).uses == 1, "a round is one of the times when counts are halved"
     full = record_of(accesses, block(7)) | 0xFF << 32
-    accesses.write([(place_of(accesses, block(7)), full.to_bytes(8, "little"))])
-    accesses.touch(block(8))
-    accesses.touch(block(7))
+    accesses.open().write([(place_of(accesses, block(7)), full.to_bytes(8, "little"))])
+    touch(accesses, block(8))
+    touch(accesses, block(7))
     assert accesses.of(block(7)).uses == 255
 
 
@@ -241,18 +254,18 @@ def test_counts_are_halved_every_so_many_touches():
     accesses.fit(32)
     for _ in range(20):
         for number in (5, 6):
-            accesses.touch(block(number))
+            touch(accesses, block(number))
     assert accesses.of(block(5)).uses == 20
     others = itertools.cycle((7, 8))
     for _ in range(1024):
-        accesses.touch(block(next(others)))
+        touch(accesses, block(next(others)))
     assert accesses.of(block(5)).uses == 10
     for _ in range(1024):
-        accesses.touch(block(next(others)))
-    accesses.touch(block(5))
+        touch(accesses, block(next(others)))
+    touch(accesses, block(5))
     assert accesses.of(block(5)).uses == 20 // 4 + 1
     for _ in range(10 * 1024):
-        accesses.touch(block(next(others)))
+        touch(accesses, block(next(others)))
     assert accesses.of(block(5)).uses == 0
 
 
@@ -261,10 +274,10 @@ def test_the_longest_gap_is_that_of_this_window_and_the_one_before():
     accesses.fit(128)
     assert accesses.longest_gap == 0
     for number in [5, *range(10, 20), 5]:
-        accesses.touch(block(number))
+        touch(accesses, block(number))
     assert accesses.longest_gap == 11
     for number in (5, 6) * 32:
-        accesses.touch(block(number))
+        touch(accesses, block(number))
     assert accesses.longest_gap == 2
 
 
@@ -272,16 +285,16 @@ def test_four_blocks_share_a_bucket_and_the_fifth_displaces_the_oldest():
     accesses = touches_of()
     blocks = [tag << 48 | 16 for tag in range(1, 6)]
     for block in blocks:
-        accesses.touch(block)
+        touch(accesses, block)
     assert [accesses.of(block).clock for block in blocks] == [0, 2, 3, 4, 5]
 
 
 def test_touches_are_shared(cache, open_cache):
     key, other = key_of(), open_cache()
     put(cache, key, 0)
-    before = cache._shared.open_accesses().now
+    before = cache.accesses.now
     assert other.read(key, 0, 0, 10) is not None
-    assert cache._shared.open_accesses().now == before + 1
+    assert cache.accesses.now == before + 1
 
 
 def test_the_number_of_touch_records_follows_the_bound():
@@ -298,21 +311,21 @@ def test_the_number_of_touch_records_follows_the_bound():
 def test_the_records_of_a_larger_bound_take_the_place_of_too_few(cache, open_cache):
     key = key_of()
     cache.touch(key, 0)
-    assert cache._shared.open_accesses().n_slots == 1 << 16
+    assert cache.accesses.open().n_slots == 1 << 16
     other = open_cache()
     assert other.read(key, 0, 0, 10) is None
     put(cache, key, 0, bounds=CacheBounds(size=1 << 30, keep_free=0))
-    assert cache._shared.open_accesses().n_slots == 1 << 19
-    assert cache._shared.open_accesses().now == 1, "the clock goes on"
+    assert cache.accesses.open().n_slots == 1 << 19
+    assert cache.accesses.now == 1, "the clock goes on"
     put(other, key, 1, bounds=CacheBounds(size=1 << 24, keep_free=0))
-    assert other._shared.open_accesses().n_slots == 1 << 19
-    assert not other._shared.open_accesses().is_private
+    assert other.accesses.open().n_slots == 1 << 19
+    assert not other.accesses.open().is_private
 
 
 # Claims
 
 CLAIMANT = (
-    "cache = BlockStore([sys.argv[1]], explicit=True)\n"
+    "cache = BlockStore(sys.argv[1], explicit=True)\n"
     "print(bool(cache.locks.take(7)), flush=True)\nsys.stdin.readline()\n"
     "print(bool(cache.locks.take(7)), flush=True)\nsys.stdin.readline()\n"
 )
@@ -368,7 +381,7 @@ def test_claims_of_all_hashes_are_within_what_kernels_lock(cache):
 def test_locks_whose_descriptor_other_code_closed_are_taken_again(cache):
     assert cache.locks.take(7)
     os.close(locks._DESCRIPTORS[f"{cache.root}/locks"])
-    cache._own.look_now()
+    look_now(cache)
     assert cache.locks.works_across_processes
     assert finish(start(CLAIMANT, Path(cache.root).parent), "\n\n") == "False\nFalse\n"
 
@@ -377,7 +390,7 @@ def test_locks_that_cannot_be_checked_do_not_keep_deleted_files(cache, open_cach
     old = cache.metadata.counter(ORIGIN, "b/x")
     os.unlink(f"{cache.root}/change-counters")
     monkeypatch.setattr(cache.locks, "look", lambda again: not_permitted())
-    cache._own.look_now()
+    look_now(cache)
     new = cache.metadata.counter(ORIGIN, "b/x")
     assert new == open_cache().metadata.counter(ORIGIN, "b/x") != old
 
@@ -394,7 +407,8 @@ def test_without_locks_everybody_may_fetch(cache, monkeypatch, caplog):
     assert len([record for record in caplog.records if "do not work here" in record.message]) == 1
 
 
-def test_shared_files_that_were_truncated_cost_no_read_and_are_made_anew(cache):
+def test_shared_files_that_were_truncated_cost_no_read_and_are_made_anew(cache, monkeypatch):
+    monkeypatch.setattr(access_stats, "FLUSH_S", 3600.0)
     key = key_of()
     put(cache, key, 0)
     assert whole(cache, key, 0) == content(key, 0)
@@ -403,11 +417,11 @@ def test_shared_files_that_were_truncated_cost_no_read_and_are_made_anew(cache):
         os.truncate(f"{cache.root}/{name}", 0)
     assert whole(cache, key, 0) == content(key, 0)
     assert cache.metadata.counter(ORIGIN, "b/x") != before
-    cache._own.look_now()
-    assert cache.reads_since(0, AMPLE)[1] == []
+    look_now(cache)
+    assert cache.reads_since(0, AMPLE)[1] == [key.hash64(0)], "the read that was not written yet"
     assert whole(cache, key, 0) == content(key, 0)
     assert cache.reads_since(0, AMPLE)[1] == [key.hash64(0)]
-    assert cache._shared.counters.paths == {f"{cache.root}/change-counters"}
+    assert cache.metadata.counters.paths == {f"{cache.root}/change-counters"}
 
 
 def test_a_change_that_cannot_be_written_is_seen_by_all_at_once(
@@ -429,15 +443,15 @@ def test_a_change_that_cannot_be_written_is_seen_by_all_at_once(
         cache.metadata.changed(ORIGIN, ["b/x"])
         changed = other.metadata.counter(ORIGIN, "b/x")
         assert cache.metadata.counter(ORIGIN, "b/x") == changed != at_first
-        counters = cache._shared.counters
-        assert counters.paths == other._shared.counters.paths == {counters.in_memory}
+        counters = cache.metadata.counters
+        assert counters.paths == other.metadata.counters.paths == {counters.in_memory}
         cache.metadata.changed(ORIGIN, ["b/x"])
         assert other.metadata.counter(ORIGIN, "b/x") != changed
     for each in (cache, other):  # there is space again, a minute later
         each._own._again_at = 0.0
-        each._own.look_now()
+        look_now(each)
     changed = other.metadata.counter(ORIGIN, "b/x")
-    assert len(other._shared.counters.paths) == 2
+    assert len(other.metadata.counters.paths) == 2
     cache.metadata.changed(ORIGIN, ["b/x"])
     assert other.metadata.counter(ORIGIN, "b/x") == cache.metadata.counter(ORIGIN, "b/x") != changed
 
@@ -465,7 +479,7 @@ def test_without_a_directory_processes_see_the_changes_of_each_other(open_cache,
     one.metadata.changed(ORIGIN, ["b/x"])
     assert other.metadata.counter(ORIGIN, "b/x") == one.metadata.counter(ORIGIN, "b/x") != before
     assert one.metadata.sees_other_processes
-    path = Path(one._shared.counters.in_memory)
+    path = Path(one.metadata.counters.in_memory)
     assert path.parent == own_memory_folder
     assert (path.stat().st_mode & 0o777, path.stat().st_blocks * 512 >= 2 << 20) == (0o600, True)
 
@@ -474,9 +488,9 @@ def test_who_has_the_directory_notices_who_has_not(cache, open_cache):
     """Such as a container that has the directory read-only: within a second, and at once when anything is changed."""
     other = open_cache()
     before = other.metadata.counter(ORIGIN, "b/x")
-    cache._shared.counters.move_to(None)
+    cache.metadata.counters.move_to(None)
     cache.metadata.changed(ORIGIN, ["b/x"])
-    other._own.look_now()
+    look_now(other)
     assert other.metadata.counter(ORIGIN, "b/x") != before
     seen = cache.metadata.counter(ORIGIN, "b/x")
     other.metadata.changed(ORIGIN, ["b/x"])
@@ -488,11 +502,11 @@ def test_what_another_user_may_have_put_in_the_memory_folder_is_not_used(
     open_cache, tmp_path, own_memory_folder, monkeypatch, harm
 ):
     (cache,) = without_disk(open_cache, tmp_path, 1)
-    harm(Path(cache._shared.counters.in_memory))
+    harm(Path(cache.metadata.counters.in_memory))
     monkeypatch.setattr(disk, "unlink", lambda path: not_permitted())
     assert not cache.metadata.sees_other_processes
     before = cache.metadata.counter(ORIGIN, "b/x")
-    cache._own.look_now()
+    look_now(cache)
     assert cache.metadata.counter(ORIGIN, "b/x") == before, (
         "or immutable metadata would be asked for each second"
     )
@@ -506,13 +520,13 @@ def test_a_program_that_closes_all_descriptors_gets_nothing_written_into_its_fil
     key = key_of()
     put(cache, key, 0)
     counter = cache.metadata.counter(ORIGIN, "b/x")
-    shared = [cache._shared.counters.tables[0], cache._shared.open_accesses()]
+    shared = [cache.metadata.counters.tables[0], cache.accesses.open()]
     mine, copies = os.open(tmp_path / "mine", os.O_RDWR | os.O_CREAT), []
     for table in shared:
         copies.append(os.dup(table.fd))
         os.dup2(mine, table.fd)  # closed, and the number used again
     cache.touch(key, 0)
-    cache._shared.accesses.flush()
+    cache.accesses.flush()
     cache.metadata.changed(ORIGIN, ["b/x"])
     assert cache.metadata.counter(ORIGIN, "b/x") != counter
     assert os.fstat(mine).st_size == 0
@@ -527,14 +541,14 @@ def test_accesses_are_written_together(cache, open_cache, monkeypatch):
     key, other = key_of(), open_cache()
     put(cache, key, 0)
     monkeypatch.setattr(access_stats, "FLUSH_S", 3600.0)
-    before = other._shared.open_accesses().now
+    before = other.accesses.now
     cache.touch(key, 1)  # the first one is written at once
     assert other.reads_since(before, AMPLE) == (before + 1, [key.hash64(1)])
     for index in range(2, 2 + access_stats._FLUSH_N - 1):
         cache.touch(key, index)
-    assert other._shared.accesses.now == before + 1
+    assert other.accesses.now == before + 1
     cache.touch(key, 99)
-    assert other._shared.accesses.now == before + 1 + access_stats._FLUSH_N
+    assert other.accesses.now == before + 1 + access_stats._FLUSH_N
     cache.touch(key, 0)
     now = before + 2 + access_stats._FLUSH_N
     assert cache.reads_since(now - 1, AMPLE) == (now, [key.hash64(0)]), "this process sees its own at once"
@@ -564,7 +578,7 @@ def test_of_reads_whose_record_is_lost_nothing_is_known(cache):
 
 
 def test_an_interrupted_write_of_accesses_does_not_hold_up_later_ones(cache, open_cache, monkeypatch):
-    key, written = key_of(), open_cache()._shared.open_accesses()
+    key, written = key_of(), open_cache().accesses
     assert cache.locks.take(access_stats._FLUSH_LOCK)  # what a Ctrl-C leaves
     monkeypatch.setattr(access_stats, "FLUSH_S", 0.0)
     monkeypatch.setattr(access_stats, "LEFT_S", 0.0)
@@ -576,7 +590,7 @@ def test_an_interrupted_write_of_accesses_does_not_hold_up_later_ones(cache, ope
 def test_the_clock_never_goes_back_while_another_process_writes(cache, open_cache, monkeypatch):
     """Two that add to it at once would each count on from the same number."""
     key, other = key_of(), open_cache()
-    written, held = other._shared.open_accesses(), other.locks
+    written, held = other.accesses, other.locks
     assert held.take(access_stats._FLUSH_LOCK)
     monkeypatch.setattr(access_stats, "FLUSH_S", 0.0)
     monkeypatch.setattr(access_stats, "LEFT_S", math.inf)

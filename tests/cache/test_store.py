@@ -222,7 +222,7 @@ def test_a_reader_keeps_the_bytes_of_an_evicted_block_and_space_comes_back(cache
     cache.evict(key.identity, key.path)
     assert whole(other, key, 0) == content(key, 0)
     assert len(other.open_blocks) == 1
-    other._own.look_at = 0.0  # a second later
+    other._own.look_at = other.accesses._flush_at = 0.0  # a second later
     assert whole(other, key, 0) == content(key, 0)
     assert len(other.open_blocks) == 0
     assert whole(other, key, 0) is None
@@ -258,7 +258,7 @@ def test_leases_make_room_and_are_refused_without(cache):
 
 def test_the_lease_of_a_killed_process_makes_room(cache):
     process = start(
-        "cache = BlockStore([sys.argv[1]], explicit=True)\n"
+        "cache = BlockStore(sys.argv[1], explicit=True)\n"
         "lease = cache.lease(5000, AMPLE)\nprint(lease.path, flush=True)\nsys.stdin.read()",
         Path(cache.root).parent,
     )
@@ -283,7 +283,7 @@ def test_where_claims_reach_nobody_the_lease_of_a_killed_process_makes_room_afte
     process = start(
         "from cachedfs.cache import disk\n"
         "disk.is_network = lambda path: True\n"
-        "cache = BlockStore([sys.argv[1]], explicit=True)\n"
+        "cache = BlockStore(sys.argv[1], explicit=True)\n"
         "lease = cache.lease(5000, AMPLE)\nprint(lease.path, flush=True)\nsys.stdin.read()",
         tmp_path,
     )

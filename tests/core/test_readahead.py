@@ -27,7 +27,7 @@ def fs(origin):
 def block_received(fs):
     """Wait until no request is in flight; return how many bytes of `b/k` were received."""
     engine = fs._objects.engine
-    until(lambda: engine.speculation.is_idle and not engine.active_requests)
+    until(lambda: not (engine.speculation.queued or engine.speculation._lookups or engine.active_requests))
     engine.drain(120)
     return engine.bytes_fetched
 

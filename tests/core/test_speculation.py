@@ -135,7 +135,7 @@ async def test_withdrawn_requests_are_not_sent(queue):
     queue.receive("a")
     queue.receive("b")
     assert queue.sent == ["a", "b", "d"]
-    assert queue.ahead.is_idle
+    assert (queue.ahead.queued, queue.ahead._lookups) == ({}, {})
 
 
 async def test_requests_for_blocks_fetched_meanwhile_are_dropped(queue):
@@ -145,7 +145,7 @@ async def test_requests_for_blocks_fetched_meanwhile_are_dropped(queue):
     here |= set("abcde")
     queue.receive("a")
     assert queue.sent == ["a", "b", "f"]
-    assert queue.ahead.is_idle
+    assert (queue.ahead.queued, queue.ahead._lookups) == ({}, {})
 
 
 async def test_a_request_with_nothing_to_fetch_uses_no_slot_and_no_memory(monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 from cachedfs.common.types import CacheBounds, ObjectKey
 from cachedfs.core.download import Download
 from cachedfs.core.store_queue import FetchedBlock, StoreQueue
+from cachedfs.errors import CacheError
 from tests.support import until
 
 SMALL, LARGE = CacheBounds(1 << 20), CacheBounds(1 << 30)
@@ -19,16 +20,18 @@ class Cache:
     """A cache that only records what is stored."""
 
     def __init__(self):
-        self.metadata, self.calls, self.may_store = self, [], threading.Event()
+        self.metadata, self.calls = self, []
+        self.is_waiting, self.may_store = threading.Event(), threading.Event()
 
     def wait_for_deletion(self):
+        self.is_waiting.set()
         self.may_store.wait(60)
 
     def keep_records(self, records):
         self.calls.append(("records", records))
 
-    def put(self, pairs, bounds, victims):
-        self.calls.append(("blocks", [key.index for key, _ in pairs], bounds, list(victims)))
+    def put(self, pairs, bounds, records, victims):
+        self.calls.append(("blocks", [key.index for key, _ in pairs], bounds, list(records), list(victims)))
 
 
 def block(index, bounds=LARGE):
@@ -49,9 +52,10 @@ def queue(cache):
     queue.close()
 
 
-def test_what_waits_is_stored_together_metadata_first_and_calls_last(cache, queue):
+def test_what_waits_is_stored_together_and_calls_come_last(cache, queue):
     # The thread waits with it until all the others are there.
     queue.put(then=lambda: cache.calls.append("first"))
+    assert cache.is_waiting.wait(60)
     queue.put([block(0), block(1)])
     queue.put([block(2, SMALL)], ["record"], lambda: cache.calls.append("then"))
     queue.put([block(3, SMALL)], ["another"])
@@ -59,9 +63,8 @@ def test_what_waits_is_stored_together_metadata_first_and_calls_last(cache, queu
     cache.may_store.set()
     assert queue.drain(60)
     assert [call for call in cache.calls if call != "first"] == [
-        ("records", ["record", "another"]),
-        ("blocks", [0, 1], LARGE, []), ("stored", True),
-        ("blocks", [2, 3], SMALL, []), ("stored", True),
+        ("blocks", [0, 1], LARGE, ["record", "another"], []), ("stored", True),
+        ("blocks", [2, 3], SMALL, [], []), ("stored", True),
         "then",
     ]  # fmt: skip
     assert queue.queued_bytes == 0
@@ -78,8 +81,21 @@ def test_errors_do_not_end_the_thread(cache, queue, caplog):
     queue.plans.clear()
     queue.put([block(1)])
     assert queue.drain(60)
-    assert cache.calls == [("stored", False), ("blocks", [1], LARGE, []), ("stored", True)]
+    assert cache.calls == [("stored", False), ("blocks", [1], LARGE, [], []), ("stored", True)]
     assert len(caplog.records) == 2
+
+
+def test_records_are_stored_alone_without_blocks_and_after_blocks_that_could_not_be_stored(cache, queue):
+    def fail(*args):
+        raise CacheError("full")
+
+    cache.may_store.set()
+    queue.put(records=["alone"])
+    assert queue.drain(60)
+    queue.plans.append(fail)
+    queue.put([block(0)], ["record"])
+    assert queue.drain(60)
+    assert cache.calls == [("records", ["alone"]), ("stored", False), ("records", ["record"])]
 
 
 def test_what_was_stored_does_not_stay_in_memory(cache, queue):
@@ -98,7 +114,7 @@ def test_drain_ends_in_time_and_does_not_wait_for_a_thread_that_is_not_there(cac
     cache.may_store.set()
     queue.close()
     until(lambda: queue._thread is None)
-    assert ("blocks", [0], LARGE, []) in cache.calls
+    assert ("blocks", [0], LARGE, [], []) in cache.calls
     assert queue.drain(60)
 
 

@@ -26,7 +26,7 @@ def wait_until_idle(fs):
     engine = fs._objects.engine
 
     async def is_quiet():  # on the loop, where no request is between the queue and the list of active ones
-        return not (engine.active_requests or any(engine.speculation._queues))
+        return not (engine.active_requests or any(engine.speculation.queued))
 
     until(lambda: engine.run(is_quiet()))
     engine.drain(120)

@@ -1,4 +1,4 @@
-"""Rows of the index that count what is cached: blocks and their objects, and pins.
+"""Rows of the index that count what is cached: blocks, and pins.
 
 The block files are authoritative; the rows only count them. A row is written before its file and deleted after it,
 so a crash may count too much but never too little.
@@ -7,7 +7,7 @@ so a crash may count too much but never too little.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from cachedfs.cache.index.schema import TableRows, blob_of, origin_of, text_of
@@ -15,18 +15,11 @@ from cachedfs.common.types import GOLDEN, MASK64, BlockKey, ObjectKey
 
 __all__ = ["BlockRow", "BlockRows", "CachedPath"]
 
-_BLOCK = """SELECT blocks.id, digest, number, size, clock, stored_at, writer, is_pinned
-    FROM blocks JOIN objects ON objects.id = blocks.object """
-# The keys are in JSON, so that one statement finds any number of them.
-_FIND = """SELECT blocks.id, digest, number, size, clock, stored_at, writer, is_pinned
-    FROM json_each(?) AS wanted CROSS JOIN objects ON digest = json_extract(wanted.value, '$[0]')
-    CROSS JOIN blocks ON object = objects.id AND number = json_extract(wanted.value, '$[1]')"""
+_BLOCK = "SELECT blocks.id, name, size, clock, stored_at, writer, is_pinned FROM blocks "
 
-_BELOW = """SELECT id FROM objects WHERE origin = ? AND path = ?
-    UNION ALL SELECT id FROM objects WHERE origin = ? AND path > ? AND path < ?"""
-_ADD_OBJECT = "INSERT OR IGNORE INTO objects (digest, origin, path, is_pinned) VALUES (?, ?, ?, ?)"
-_ADD_BLOCK = """INSERT INTO blocks (id, object, number, size, clock, stored_at, writer)
-    SELECT ?, id, ?, ?, ?, ?, ? FROM objects WHERE digest = ?"""
+_BELOW = """SELECT id FROM blocks WHERE origin = ? AND path = ?
+    UNION ALL SELECT id FROM blocks WHERE origin = ? AND path > ? AND path < ?"""
+_ADD = "INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class BlockRow(NamedTuple):
@@ -37,8 +30,7 @@ class BlockRow(NamedTuple):
     """
 
     id: int
-    digest: str
-    number: int
+    name: str
     size: int
     clock: int
     stored_at: float
@@ -46,12 +38,15 @@ class BlockRow(NamedTuple):
     is_pinned: int
 
     @property
-    def hash64(self) -> int:
-        return int(self.digest[:16], 16) + self.number * GOLDEN & MASK64
+    def place(self) -> tuple[str, int]:
+        """The digest of the object version, and the index of the block in it."""
+        digest, _, index = self.name.partition("-")
+        return digest, int(index, 16)
 
     @property
-    def name(self) -> str:
-        return f"{self.digest}-{self.number:x}"
+    def hash64(self) -> int:
+        digest, index = self.place
+        return int(digest[:16], 16) + index * GOLDEN & MASK64
 
 
 class CachedPath(NamedTuple):
@@ -72,49 +67,42 @@ class BlockRows(TableRows):
 
     # Blocks
 
-    def find_blocks(self, keys: Iterable[BlockKey]) -> dict[str, BlockRow]:
-        """Return the rows of these blocks, by the name of the block; of absent ones nothing."""
-        wanted = json.dumps([(key.object.digest, key.index) for key in keys])
-        return {f"{row[1]}-{row[2]:x}": BlockRow._make(row) for row in self.run(_FIND, (wanted,))}
+    def find_blocks(self, names: Iterable[str]) -> dict[str, BlockRow]:
+        """Return the rows of the blocks with these names, by name; of absent ones nothing."""
+        found = self._all(
+            _BLOCK + "WHERE name IN (SELECT value FROM json_each(?))", (json.dumps(list(names)),)
+        )
+        return {block.name: block for block in found}
 
     def block(self, key: ObjectKey, index: int) -> BlockRow | None:
-        return self._one(_BLOCK + "WHERE digest = ? AND number = ?", (key.digest, index))
+        return self._one(_BLOCK + "WHERE name = ?", (key.name(index),))
 
     def block_by_id(self, id: int) -> BlockRow | None:
         return self._one(_BLOCK + "WHERE blocks.id = ?", (id,))
 
     def add_blocks(
-        self, blocks: Collection[tuple[BlockKey, int]], clock: int, stored_at: float, writer: int
+        self, blocks: Iterable[tuple[BlockKey, int]], clock: int, stored_at: float, writer: int
     ) -> None:
         """Add rows of blocks without one, given with their sizes, which will be written or were found on disk."""
-        totals, added, digests = self.totals, [], {key.object.digest: key.object for key, _ in blocks}
-        pinned = self._pinned_of(digests) if totals.pins else ()
-        objects = [(d, origin_of(o.identity), blob_of(o.path), d in pinned) for d, o in digests.items()]
-        self.run_many(_ADD_OBJECT, objects)
+        totals, added = self.totals, []
         for key, size in blocks:
+            version, is_pinned = key.object, totals.pins > 0 and self.is_pinned(key.object)
             totals.last_block += 1
+            totals.blocks += 1
             totals.bytes += size
             totals.staged += size
-            totals.pinned += size if key.object.digest in pinned else 0
-            added.append((totals.last_block, key.index, size, clock, stored_at, writer, key.object.digest))
-        self.run_many(_ADD_BLOCK, added)
-        totals.blocks += len(added)
-
-    def _pinned_of(self, objects: Mapping[str, ObjectKey]) -> set[str]:
-        return {digest for digest, each in objects.items() if self.is_pinned(each.identity, each.path)}
+            totals.pinned += size * is_pinned
+            place = origin_of(version.identity), blob_of(version.path)
+            name = f"{version.digest}-{key.index:x}"
+            added.append((totals.last_block, name, size, clock, stored_at, writer, is_pinned, *place))
+        self.run_many(_ADD, added)
 
     def release_block(self, id: int) -> None:
         """Keep a row but clear its writer, so that any process may write the block at once."""
         self.run("UPDATE blocks SET writer = 0, stored_at = 0 WHERE id = ?", (id,))
 
     def remove_block(self, block: BlockRow) -> None:
-        """Delete a row, and that of its object with its last block."""
         self.run("DELETE FROM blocks WHERE id = ?", (block.id,))
-        self.run(
-            "DELETE FROM objects WHERE digest = ?"
-            " AND NOT EXISTS (SELECT 1 FROM blocks WHERE blocks.object = objects.id)",
-            (block.digest,),
-        )
         totals = self.totals
         totals.blocks -= 1
         totals.bytes -= block.size
@@ -144,14 +132,14 @@ class BlockRows(TableRows):
             # "0" is the character after "/": all paths below the folder are between the two.
             where += " AND (path = ? OR (path > ? AND path < ?))"
             values += [blob_of(path), blob_of(f"{path}/"), blob_of(f"{path}0")]
-            if not after:  # most evictions are small: look only at the blocks of the matching objects
-                where += f" AND objects.id IN ({_BELOW})"
+            if not after:  # most evictions are small: look only at the matching blocks
+                where += f" AND blocks.id IN ({_BELOW})"
                 values += [values[0], values[2], values[0], *values[3:5]]
         return self._all(f"{_BLOCK}{where} ORDER BY blocks.id LIMIT ?", (*values, limit))
 
     def paths_below(self, identity: str, path: str) -> list[str]:
         """Return the paths with cached blocks, sorted: `path` and everything below it; empty means the whole origin."""
-        statement = "SELECT DISTINCT path FROM objects WHERE origin = ?"
+        statement = "SELECT DISTINCT path FROM blocks WHERE origin = ?"
         values: list[Any] = [origin_of(identity)]
         if path:
             statement += " AND (path = ? OR (path > ? AND path < ?))"
@@ -162,7 +150,7 @@ class BlockRows(TableRows):
         """Return what is cached of each path of all origins, sorted by path."""
         rows = self.run(
             "SELECT path, sum(size), count(*), min(nullif(stored_at, 0)), max(nullif(stored_at, 0))"
-            " FROM blocks JOIN objects ON objects.id = blocks.object GROUP BY path ORDER BY path"
+            " FROM blocks GROUP BY path ORDER BY path"
         )
         return [CachedPath(text_of(path), *values) for path, *values in rows]
 
@@ -183,17 +171,14 @@ class BlockRows(TableRows):
     def pin(self, identity: str, path: str, wanted: bool) -> None:
         """Set or remove the pin of `path`, which protects its present and future blocks from eviction."""
         at = origin_of(identity), blob_of(path)
-        if wanted == self.is_pinned(identity, path):
-            return
         if wanted:
-            self.run("INSERT INTO pins VALUES (?, ?, ?)", (*at, blob_of(identity)))
+            changed = self.run("INSERT OR IGNORE INTO pins VALUES (?, ?, ?)", (*at, blob_of(identity)))
         else:
-            self.run("DELETE FROM pins WHERE origin = ? AND path = ?", at)
-        self.run("UPDATE objects SET is_pinned = ? WHERE origin = ? AND path = ?", (wanted, *at))
-        (size,) = self.run(
-            "SELECT total(size) FROM blocks WHERE object IN (SELECT id FROM objects WHERE origin = ? AND path = ?)",
-            at,
-        ).fetchone()
+            changed = self.run("DELETE FROM pins WHERE origin = ? AND path = ?", at)
+        if not changed.rowcount:
+            return
+        self.run("UPDATE blocks SET is_pinned = ? WHERE origin = ? AND path = ?", (wanted, *at))
+        (size,) = self.run("SELECT total(size) FROM blocks WHERE origin = ? AND path = ?", at).fetchone()
         self.totals.pins += 1 if wanted else -1
         self.totals.pinned += int(size) if wanted else -int(size)
 
@@ -201,6 +186,6 @@ class BlockRows(TableRows):
         rows = self.run("SELECT identity, path FROM pins ORDER BY identity, path")
         return [(text_of(identity), text_of(path)) for identity, path in rows]
 
-    def is_pinned(self, identity: str, path: str) -> bool:
-        values = (origin_of(identity), blob_of(path))
+    def is_pinned(self, key: ObjectKey) -> bool:
+        values = (origin_of(key.identity), blob_of(key.path))
         return self.run("SELECT 1 FROM pins WHERE origin = ? AND path = ?", values).fetchone() is not None

@@ -63,7 +63,7 @@ _STATEMENTS = 128
 # A scan of all rows: for audits.
 _SUMS = """SELECT (SELECT count(*) FROM blocks),
     (SELECT total(size) FROM blocks),
-    (SELECT total(size) FROM blocks JOIN objects ON objects.id = blocks.object WHERE is_pinned),
+    (SELECT total(size) FROM blocks WHERE is_pinned),
     (SELECT total(size) FROM blocks WHERE id > ?),
     (SELECT count(*) FROM metadata) + (SELECT count(*) FROM children), (SELECT count(*) FROM pins)"""
 

@@ -13,7 +13,7 @@ from operator import attrgetter, methodcaller
 
 __all__ = ["SCHEMA", "VERSION", "TableRows", "Totals", "blob_of", "origin_of", "text_of"]
 
-VERSION = 6
+VERSION = 7
 
 
 @dataclasses.dataclass(slots=True)
@@ -47,14 +47,11 @@ SCHEMA = f"""
 CREATE TABLE totals ({", ".join(f"{name} INTEGER NOT NULL" for name in _NAMES)});
 INSERT INTO totals VALUES ({", ".join("0" for _ in _NAMES)});
 
-CREATE TABLE objects (
-    id INTEGER PRIMARY KEY, digest TEXT NOT NULL UNIQUE, origin INTEGER NOT NULL, path BLOB NOT NULL,
-    is_pinned INTEGER NOT NULL);
-CREATE INDEX objects_by_path ON objects (origin, path);
 CREATE TABLE blocks (
-    id INTEGER PRIMARY KEY, object INTEGER NOT NULL, number INTEGER NOT NULL, size INTEGER NOT NULL,
-    clock INTEGER NOT NULL, stored_at REAL NOT NULL, writer INTEGER NOT NULL,
-    UNIQUE (object, number));
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, size INTEGER NOT NULL, clock INTEGER NOT NULL,
+    stored_at REAL NOT NULL, writer INTEGER NOT NULL, is_pinned INTEGER NOT NULL,
+    origin INTEGER NOT NULL, path BLOB NOT NULL);
+CREATE INDEX blocks_by_path ON blocks (origin, path);
 CREATE TABLE pins (origin INTEGER NOT NULL, path BLOB NOT NULL, identity BLOB NOT NULL, PRIMARY KEY (origin, path))
     WITHOUT ROWID;
 
