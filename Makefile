@@ -46,30 +46,28 @@ endif
 # What reads and writes, with the oldest releases that are accepted. Not of the tests: what their own deprecations say, and
 # what their namespace packages import when Python starts; fsspec's memory and xarray's Zarr were others then.
 OLDEST = $(VENV)-oldest
-OLDEST_TESTS = origins cache/test_store.py cache/test_fork.py filesystem read/test_reader.py integration/test_drive.py test_config.py
+OLDEST_TESTS = origins cache core filesystem packing integration/test_drive.py test_config.py
 oldest:  ## The same reads and writes with the oldest dependencies that pyproject.toml accepts
 	$(PYTHON) -m venv --clear $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/release/oldest.txt --editable ".[gcs,drive,zarr,hdf5,sim,cli]" \
-		pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis pandas pyarrow psutil xarray
+		pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis pandas pyarrow psutil xarray pillow
 	$(OLDEST)/bin/python -m pytest -m $(SUITE) -W default::DeprecationWarning $(TOGETHER) \
 		-k "not OverDrive and not emory and not xarray and not imports" $(OLDEST_TESTS:%=tests/%) $(ARGS)
 
-# What decides and does nothing.
-# Tests of pure functions by examples that hypothesis makes.
-PURE = cache/test_admission_simulated.py cache/test_reader_position.py cache/test_schedule.py common/test_blocks.py \
-	fetch/test_freshness.py origins/test_rate_limit.py origins/test_retry.py prefetch/test_window.py \
-	$(addprefix readahead/test_,chunk_grid.py chunk_sequence.py rest.py sequential.py)
 stress: $(STAMP)  ## Long runs of what the suite runs short, and other examples; ends with what was counted
 	$(BIN)/python -m pytest -m stress -s $(ARGS)
-	$(BIN)/python -m pytest --hypothesis-profile=explore $(PURE:%=tests/%) $(ARGS)
+	$(BIN)/python -m pytest --hypothesis-profile=explore -m "hypothesis and not live and not works" $(ARGS)
 
 $(VENV)/.works: $(STAMP)
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] > (3, 11))' || { echo "make works runs on Python 3.11: several of its libraries need torch"; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) --editable ".[dev,works]"
+	# They ask for pandas 2, an older pyarrow, and an OpenCV with windows.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "anndata>=0.12" "daft>=0.7" "ultralytics>=8.4"
 	@touch $@
 
-works: $(VENV)/.works  ## The table of docs/works-with.md, with all the libraries in it
-	$(BIN)/python -m pytest $(TOGETHER) tests/libraries -rs $(ARGS)
+works: $(VENV)/.works  ## The tables of docs/works-with.md and docs/guide-serve.md, with all the libraries in them
+	$(BIN)/python -m pytest $(TOGETHER) tests/libraries tests/server/test_clients.py -rs $(ARGS)
+	$(BIN)/python -m pytest -m works tests/project/test_examples.py -rs
 
 live: $(STAMP)  ## The contract at a real account: CACHEDFS_LIVE_DRIVE="My Drive/scratch"
 	$(BIN)/python -m pytest -m live -rs $(ARGS)

@@ -1,7 +1,7 @@
 """An fsspec filesystem that reads remote files through a persistent block cache on local disk.
 
 Put `cachedfs::` in front of a URL, as in `fsspec.open("cachedfs::gs://bucket/key")`. The protocols `cachedfs`, `cgs`,
-`cdrive` and `drive` are registered with fsspec. This module exports the filesystem classes and the exceptions.
+`cdrive` and `drive` are registered with fsspec. This module exports the filesystem classes, `serve` and the exceptions.
 """
 
 from importlib import import_module
@@ -21,6 +21,7 @@ from cachedfs.errors import (
 
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedDriveFileSystem, CachedFileSystem, CachedGCSFileSystem
+    from cachedfs.server.serving import serve
 
 __version__ = "0.1.0"  # pyproject.toml reads it from here
 
@@ -38,11 +39,14 @@ __all__ = [
     "QuotaExceeded",
     "__version__",
     "log_events",
+    "serve",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy, because the filesystems import fsspec and aiohttp.
+    # Lazy, because they import fsspec and aiohttp.
     if name in ("CachedDriveFileSystem", "CachedFileSystem", "CachedGCSFileSystem"):
         return getattr(import_module("cachedfs.filesystem"), name)
+    if name == "serve":
+        return import_module("cachedfs.server.serving").serve
     raise AttributeError(f"module 'cachedfs' has no attribute {name!r}")

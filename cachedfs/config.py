@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from cachedfs.common.types import CacheBounds
 
-__all__ = ["Config", "parse_size"]
+__all__ = ["Config", "SharedOptions", "parse_size"]
 
 KiB = 1024
 MiB = 1024 * KiB
@@ -31,11 +31,20 @@ FSSPEC_KEYWORDS = frozenset(
 )  # fmt: skip
 
 
+class SharedOptions(NamedTuple):
+    """What says how the shared cache in `folder` is used; processes with other options use it apart."""
+
+    folder: str
+    trust: str
+    is_read_only: bool
+    size: int | None = None
+
+
 class Config(NamedTuple):
     """The options of one filesystem, from keywords, environment variables and configuration files."""
 
     cache_dir: tuple[str, ...] | None = None
-    """Cache directories: the first is written, the others are read-only. None: the platform's user cache folder."""
+    """Directory of the cache. None: the platform's user cache folder. A second one is a `shared_cache` to read only."""
     cache_size: int | float | None = None
     """Maximum size: bytes (int) or fraction of the disk (float). None ("auto"): half of the free space at first use."""
     keep_free: int | float = 0.1
@@ -58,6 +67,21 @@ class Config(NamedTuple):
     """Never send requests to the origin. Reading data that is not cached raises `OriginUnavailable` at once."""
     verify_always: bool = False
     """Verify the checksums of cached pages on every read, instead of once per process."""
+    shared_cache: str | None = None
+    """Folder that several machines or users share, as a cache behind their own. None: no such cache."""
+    shared_cache_size: int | None = None
+    """Bytes that may stay in the shared cache, cleaned once an hour; None: no limit, and others clean it."""
+    shared_cache_trust: str = "group"
+    """Who may put data there: "group" (the users that may write there, but never all), or "anyone"."""
+
+    @property
+    def shared(self) -> SharedOptions | None:
+        """The shared cache, if there is one."""
+        layers = (self.cache_dir or ())[1:]
+        folder = layers[0] if layers else self.shared_cache
+        if folder is None:
+            return None
+        return SharedOptions(folder, self.shared_cache_trust, bool(layers), self.shared_cache_size)
 
     @property
     def bounds(self) -> CacheBounds:
@@ -101,7 +125,12 @@ class Config(NamedTuple):
         if unknown:
             raise ValueError(_unknown_option(unknown[0], protocol))
         merged = {k: v for k, v in (defaults or {}).items() if k in _PARSERS} | dict(given)
-        return cls(**{name: _parsed(name, value) for name, value in merged.items()})
+        config = cls(**{name: _parsed(name, value) for name, value in merged.items()})
+        if len(config.cache_dir or ()) > 1 and config.shared_cache is not None:
+            raise ValueError(
+                "cachedfs options: give a second directory in cache_dir or a shared_cache, not both"
+            )
+        return config
 
 
 def parse_size(value: Any) -> int | float:
@@ -186,8 +215,25 @@ def _directories(value: Any) -> tuple[str, ...] | None:
     several = isinstance(value, Iterable) and not isinstance(value, str | bytes | os.PathLike)
     paths = [os.fspath(path) for path in (value if several else [value])]
     if not paths or not all(isinstance(path, str) and path for path in paths):
-        raise ValueError("expected a directory, or a list of directories")
+        raise ValueError("expected a directory, or a list of it and a shared cache to read")
+    if len(paths) > 2:
+        raise ValueError("expected at most one directory after the first: the shared cache to read")
     return tuple(os.path.abspath(os.path.expanduser(path)) for path in paths)
+
+
+def _shared_folder(value: Any) -> str | None:
+    if value in (None, "", "none"):
+        return None
+    path = os.fspath(value)
+    if not isinstance(path, str) or "://" in path:
+        raise ValueError("expected a folder")
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def _trust(value: Any) -> str:
+    if value not in ("group", "anyone"):
+        raise ValueError("expected 'group' or 'anyone'")
+    return str(value)
 
 
 _PARSERS: dict[str, Callable[[Any], Any]] = {
@@ -202,6 +248,9 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "stale_if_error": _flag,
     "offline": _flag,
     "verify_always": _flag,
+    "shared_cache": _shared_folder,
+    "shared_cache_size": lambda value: None if value in (None, "none") else _bytes(value),
+    "shared_cache_trust": _trust,
 }
 
 

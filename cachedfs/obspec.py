@@ -302,7 +302,7 @@ class GetResult:
     async def buffer_async(self) -> bytes:
         """Return all bytes."""
         with _named():
-            return await self._fs._hop(self._fs._reader.collect(self._entry, self._start, self._stop))
+            return await self._fs._cat_entry(self._entry, self._start, self._stop)
 
     def _pieces(self) -> Iterator[tuple[int, int]]:
         start, stop = self.range
@@ -316,7 +316,7 @@ class GetResult:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for start, stop in self._pieces():
             with _named():
-                yield await self._fs._hop(self._fs._reader.collect(self._entry, start, stop))
+                yield await self._fs._cat_entry(self._entry, start, stop)
 
 
 def _join(folder: str, path: str) -> str:

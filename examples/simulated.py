@@ -130,6 +130,16 @@ def digits_npy(folder):
         np.save(folder / f"demo/digits/{label}/{i:05}.npy", pixels)
 
 
+def table(folder):
+    """6 files of Parquet with 1,000 rows each."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (folder / "demo/table").mkdir(parents=True)
+    for i in range(6):
+        pq.write_table(pa.table({"n": range(1000 * i, 1000 * i + 1000)}), folder / f"demo/table/{i}.parquet")
+
+
 def weather(folder):
     """Ten years of daily temperatures on a grid of 5 degrees, as Zarr: of each day the month's number plus noise."""
     import numpy as np

@@ -1,4 +1,4 @@
-"""Find, open and read block files, in this user's root and in the read-only layers behind it.
+"""Find, open and read block files.
 
 No SQLite and no lock. Threads share an open block: all read at explicit offsets (pread), and nobody closes it while another
 one reads, because its file is closed with the last reference to it. Single dict operations are atomic. A forked child may use
@@ -129,11 +129,8 @@ class BlockReader:
 
     def has(self, key: ObjectKey, index: int) -> bool:
         """Return whether the file of a block exists and was not rejected before, without reading it."""
-        for root, _ in self._own.roots:
-            path = f"{root}/blocks/{key.digest[0]}/{key.digest}-{index:x}"
-            if os.path.exists(path) and not (self.rejected and self._is_rejected(path)):
-                return True
-        return False
+        path = f"{self._own.readable}/blocks/{key.digest[0]}/{key.digest}-{index:x}"
+        return os.path.exists(path) and not (self.rejected and self._is_rejected(path))
 
     # Access records
 
@@ -159,27 +156,26 @@ class BlockReader:
     def open(
         self, key: ObjectKey, index: int, *, nowait: bool = False, raises: bool = False
     ) -> OpenBlock | None:
-        """Return a block, which all threads share, from the first root that has it; None is a miss, unless it `raises`."""
+        """Return a block, which all threads share; None is a miss, unless it `raises`."""
         if block := self.open_blocks.get((key.digest, index)):
             return block
-        for root, owner in self._own.roots:
-            path = f"{root}/blocks/{key.digest[0]}/{key.digest}-{index:x}"
-            if self.rejected and self._is_rejected(path):
-                continue
-            try:
-                fd = os.open(path, disk.READ)
-                encoded = key.encoded + block_file.PLACE.pack(index, key.block_size)
-                block = block_file.open_block(fd, path, encoded, nowait=nowait, owner=owner)
-                return self._keep((key.digest, index), block, index * key.block_size)
-            except FileNotFoundError:
-                continue
-            except (BadBlock, OSError) as error:
-                if isinstance(error, OSError) and error.errno in disk.TOO_MANY_FILES and self.open_blocks:
-                    self.close_open()
-                    return self.open(key, index, nowait=nowait, raises=raises)
-                if not self.reject(key, index, path, error) or raises:
-                    raise
-        return None
+        path = f"{self._own.readable}/blocks/{key.digest[0]}/{key.digest}-{index:x}"
+        if self.rejected and self._is_rejected(path):
+            return None
+        try:
+            fd = os.open(path, disk.READ)
+            encoded = key.encoded + block_file.PLACE.pack(index, key.block_size)
+            block = block_file.open_block(fd, path, encoded, nowait=nowait, owner=os.geteuid())
+            return self._keep((key.digest, index), block, index * key.block_size)
+        except FileNotFoundError:
+            return None
+        except (BadBlock, OSError) as error:
+            if isinstance(error, OSError) and error.errno in disk.TOO_MANY_FILES and self.open_blocks:
+                self.close_open()
+                return self.open(key, index, nowait=nowait, raises=raises)
+            if not self.reject(key, index, path, error) or raises:
+                raise
+            return None
 
     def _keep(self, name: _Key, block: OpenBlock, start: int) -> OpenBlock:
         """Keep a block open, or return the one that another thread has opened meanwhile."""
@@ -213,7 +209,7 @@ class BlockReader:
     # Damaged blocks
 
     def reject(self, key: ObjectKey, index: int, path: str, error: BadBlock | OSError) -> bool:
-        """Log a damaged or unreadable block once, and remove it if it is damaged and in our own root.
+        """Log a damaged or unreadable block once, and remove it if it is damaged and the cache can be written.
 
         Return False if `error` only says that a read would have to wait. To raise it here would make a reference cycle with
         this frame and keep the reader's buffers alive until the garbage collector runs.
@@ -244,12 +240,11 @@ class BlockReader:
         self.close_open((key.digest, index))
 
     def remove_wrong(self, key: ObjectKey, index: int) -> None:
-        """Remove an undamaged block whose bytes differ from the origin's; in read-only layers, ignore it from now on."""
+        """Remove an undamaged block whose bytes differ from the origin's; ignore it if it cannot be removed."""
         self.remove_damaged(key, index)
-        for root, _ in self._own.roots:
-            path = f"{root}/{block_file.place(key.digest, index)}"
-            if os.path.exists(path) and not self._is_rejected(path):
-                self.rejected[path] = math.inf
+        path = f"{self._own.readable}/{block_file.place(key.digest, index)}"
+        if os.path.exists(path):
+            self.rejected[path] = math.inf
 
     def _is_rejected(self, path: str) -> bool:
         again_at = self.rejected.get(path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
 
 from cachedfs.cache import disk
 from cachedfs.cache.block_writer import BlockWriter
@@ -28,15 +27,15 @@ __all__ = ["BlockStore"]
 
 
 class BlockStore(BlockWriter):
-    """The blocks in `cache_dirs`: the first directory is writable, the others are read-only layers.
+    """The blocks in `cache_dir`.
 
     `metadata` holds metadata entries, listings and change feeds. `locks` are the fetch locks and other locks between
     processes. With `explicit` (the user named the directory) an unsafe directory raises ValueError instead of logging a
     warning. Unless they say otherwise, methods that write raise CacheError on failure.
     """
 
-    def __init__(self, cache_dirs: Sequence[str], *, explicit: bool) -> None:
-        super().__init__(cache_dirs, explicit=explicit)
+    def __init__(self, cache_dir: str, *, explicit: bool) -> None:
+        super().__init__(cache_dir, explicit=explicit)
         self.wait_for_deletion = self._own.wait_for_deletion
         self.quota = QuotaStore(self._own)
         self.counts = SharedCounters(self.metadata.counters, self.locks)
@@ -57,7 +56,7 @@ class BlockStore(BlockWriter):
     @functools.cached_property
     def old_caches(self) -> tuple[str, ...]:
         """The directories of this user that earlier releases made beside this one, and that nothing uses now."""
-        return tuple(old_roots(self._own.cache_dirs[0]))
+        return tuple(old_roots(self._own.cache_dir))
 
     @property
     def evictions(self) -> int:

@@ -59,18 +59,18 @@ class _NewBlock(NamedTuple):
 class BlockWriter(BlockReader):
     """Writes to one cache for one process. Unless they say otherwise, methods raise CacheError on failure."""
 
-    def __init__(self, cache_dirs: Sequence[str], *, explicit: bool) -> None:
+    def __init__(self, cache_dir: str, *, explicit: bool) -> None:
         warnings = WarnOnce()
         self.locks = ByteRangeLocks(warnings.slower)
         accesses = AccessStats(self.locks, lambda: self._own.look())
-        counters = ChangeCounters(root_in(cache_dirs[0]), warnings)
+        counters = ChangeCounters(root_in(cache_dir), warnings)
 
         def on_open(directory: CacheDirectory) -> None:
             accesses.move_to(directory)
             counters.move_to(directory)
 
         own = CacheDirectory(
-            cache_dirs, explicit=explicit, locks=self.locks, warnings=warnings, on_open=on_open
+            cache_dir, explicit=explicit, locks=self.locks, warnings=warnings, on_open=on_open
         )
         super().__init__(own, accesses, warnings)
         own.on_look += [

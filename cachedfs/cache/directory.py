@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import TypeVar
 
@@ -37,13 +37,13 @@ _ROOT = re.compile(r"cachedfs-(\d+)-(\d+)")
 
 
 class CacheDirectory:
-    """This user's root in the first of `cache_dirs`: block files, local copies, the index and the shared files.
+    """This user's root in `cache_dir`: block files, local copies, the index and the shared files.
 
     It is open for writing if possible, else for reading; what could not be opened is tried again once a minute. On a
     network filesystem it is a folder per host, because locks and shared files work within one host only.
 
     `path` is the root; if nothing can be stored, it is None and `cannot_store` is the reason. `cannot_store` is also set
-    after the last `put` failed. `roots` are where blocks are searched, with their required owner: layers may have any.
+    after the last `put` failed. `readable` is where blocks are searched: the root, or None if it is not safe to read.
     `on_look` are called once a second, with True once a minute; `on_open` when the directory can be written.
 
     `root_seen` and `blocks_seen` are the states of two folders when all folders were checked. As long as these states
@@ -52,17 +52,16 @@ class CacheDirectory:
 
     def __init__(
         self,
-        cache_dirs: Sequence[str],
+        cache_dir: str,
         *,
         explicit: bool,
         locks: ByteRangeLocks,
         warnings: WarnOnce,
         on_open: Callable[[CacheDirectory], object],
     ) -> None:
-        self.cache_dirs = cache_dirs
-        self._cache_dir = _absolute(cache_dirs[0])
-        self.is_network = disk.is_network(self._cache_dir)
-        root = root_in(self._cache_dir)
+        self.cache_dir = _absolute(cache_dir)
+        self.is_network = disk.is_network(self.cache_dir)
+        root = root_in(self.cache_dir)
         self._chain = [root, f"{root}/host-{os.uname().nodename}"] if self.is_network else [root]
         self.root = root = self._chain[-1]
         self.blocks = f"{root}/blocks"
@@ -70,7 +69,6 @@ class CacheDirectory:
         self.index_path = f"{root}/index.db"
         self.access_records = f"{root}/access-records"
         self.change_counters = f"{root}/change-counters"
-        self._layers = [(layer, None) for layer in _layer_roots(cache_dirs[1:])]
         self._locks, self._warnings, self._on_open = locks, warnings, on_open
         self.on_look: list[Callable[[bool], object]] = [lambda again: self.index.look()]
         self.look_at = 0.0
@@ -106,11 +104,11 @@ class CacheDirectory:
             cannot_store, is_readable = str(error), False
             if isinstance(error, OSError):
                 why = error.strerror or error
-                cannot_store = f"{self._cache_dir} cannot be written ({why}); give another cache_dir"
+                cannot_store = f"{self.cache_dir} cannot be written ({why}); give another cache_dir"
             with contextlib.suppress(OSError):
                 is_readable = not any(why_unsafe(folder, os.lstat(folder), "") for folder in self._chain)
         self.cannot_store, self.path = cannot_store, None if cannot_store else self.root
-        self.roots = [*([(self.root, os.geteuid())] if is_readable else []), *self._layers]
+        self.readable = self.root if is_readable else None
         if cannot_store is not None:
             self._warnings.not_stored(cannot_store)
             return
@@ -187,7 +185,7 @@ class CacheDirectory:
             try:
                 found.append(os.lstat(folder))
             except FileNotFoundError:
-                os.makedirs(self._cache_dir, exist_ok=True)
+                os.makedirs(self.cache_dir, exist_ok=True)
                 disk.make_folder(folder)
                 found.append(os.lstat(folder))
                 self._had_index = False
@@ -256,16 +254,6 @@ class CacheDirectory:
         for folder in disk.scan(self.blocks):
             if folder.is_folder:
                 yield from disk.scan(folder.path)
-
-
-def _layer_roots(cache_dirs: Sequence[str]) -> list[str]:
-    """Return the roots, of any owner, in the read-only `cache_dirs`; a missing directory has none."""
-    roots = []
-    for cache_dir in cache_dirs:
-        for path in [path for path, version, _ in _roots_in(cache_dir) if version == FORMAT]:
-            hosts = (each.path for each in disk.scan(path) if each.name.startswith("host-"))
-            roots += [path, *sorted(hosts)]
-    return roots
 
 
 def old_roots(cache_dir: str) -> list[str]:

@@ -13,6 +13,7 @@ from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.feed_store import STORED, FeedStore
 from cachedfs.cache.index.database import TROUBLE, IndexRows
 from cachedfs.cache.index.metadata_records import (
+    AGELESS,
     FeedSnapshot,
     ListedName,
     ListingRecord,
@@ -315,8 +316,9 @@ class MetadataStore(FeedStore):
         limit = now_s if too_many else now_s - _OLDEST_ENTRY_S
         n, few = _FEW + 2 * self._n_added, 1 if too_many else _FEW
         self._n_added, self._sweep_at = 0, time.monotonic() + _SWEEP_S
-        entries = rows.run(_OLD_ENTRIES, (limit, *self._last_entry, n)).fetchall()
-        listings = rows.run(_OLD_LISTINGS, (limit, *self._last_listing, few)).fetchall()
+        least = (0.0, 0) if too_many else (AGELESS, 1 << 62)
+        entries = rows.run(_OLD_ENTRIES, (limit, *max(least, self._last_entry), n)).fetchall()
+        listings = rows.run(_OLD_LISTINGS, (limit, *max(least, self._last_listing), few)).fetchall()
         self._last_entry, self._last_listing = _reached(entries, n), _reached(listings, few)
         old = [(id,) for id, _, has_blocks in entries if not has_blocks]
         rows.run_many("DELETE FROM metadata WHERE id = ?", old)

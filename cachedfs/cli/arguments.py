@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -115,6 +116,17 @@ class CommonOptions(typer.Context):
         # Not passed as defaults: misspelled defaults are ignored, but a misspelled option must be an error here.
         configured = {k: v for k, v in conf.get("cachedfs", {}).items() if k not in FSSPEC_KEYWORDS}
         return Config.resolve(configured | self.split()[0])
+
+    def config_of_existing(self) -> Config:
+        """Return `config()` for a command that looks at a cache: it must not create a mistyped `--cache-dir`."""
+        config = self.config()
+        if "cache_dir" in self.split()[0] and config.cache_dir is not None:
+            directory = os.path.expanduser(config.cache_dir[0])
+            if not os.path.lexists(directory):
+                raise FileNotFoundError(
+                    f"{directory} does not exist, so nothing is cached there: correct cache_dir, or make the folder"
+                )
+        return config
 
     def show(self, value: Any, *lines: str, err: bool = True) -> None:
         """Print a result: as JSON on stdout, or as lines on stderr, or on stdout unless `err`."""
@@ -231,5 +243,16 @@ def handling_errors(options: CommonOptions) -> Iterator[None]:
     except Exception as error:  # outermost handler: every error becomes a line and a status
         if options.debug:
             print_traceback()
-        print_error(error, options.url, as_json=options.as_json)
+        print_error(with_configuration(error), options.url, as_json=options.as_json)
         raise typer.Exit(FAILED) from None
+
+
+def with_configuration(error: Exception) -> Exception:
+    """Return the error, with the name of the file if fsspec could not read its configuration."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "set_conf_files":
+            path = os.path.join(frame.f_locals["cdir"], frame.f_locals["fn"])
+            return ValueError(
+                f"{path}: fsspec cannot read this configuration: correct or remove it ({error})"
+            )
+    return error

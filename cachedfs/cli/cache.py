@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -115,17 +117,24 @@ def unpinned(location: Location | None, common: CommonOptions) -> int:
     "cachedfs evict gs://my-bucket/train.jsonl",
     "cachedfs evict gs://my-bucket/data",
     "cachedfs evict --all --yes",
+    "cachedfs evict --old",
 )
 def evict(
     common: CommonOptions,
     urls: UrlsOrAll = None,
     everything: Annotated[bool, flag("The whole cache, of all origins.", "--all")] = False,
+    old: Annotated[bool, flag("The caches that earlier releases left, which are not used.", "--old")] = False,
     yes: Annotated[bool, flag("Do not ask.", "--yes", "-y")] = False,
 ) -> None:
     """Drop what is cached of objects, folders or everything.
 
     Pinned blocks are dropped too. The origin is neither changed nor contacted.
     """
+    if old:
+        if urls or everything:
+            raise typer.BadParameter("it removes whole caches: give it alone", param_hint="--old")
+        remove_old_caches(common)
+        return
     refuse_both_or_none(urls, everything=everything)
     if everything and not yes:
         if not sys.stdin.isatty():
@@ -141,6 +150,22 @@ def evicted(location: Location | None, common: CommonOptions) -> int:
     if location is None:
         return cache_of(common.config()).evict(None)
     return sum(location.fs.evict(path if path.strip("/") else None) for path in location.cached_paths())
+
+
+def remove_old_caches(common: CommonOptions) -> None:
+    """Remove the caches of earlier formats beside the one in use; print the bytes freed by each."""
+    of = {}
+    for folder in cache_of(common.config_of_existing()).old_caches:
+        files = (os.path.join(above, name) for above, _, names in os.walk(folder) for name in names)
+        of[folder] = sum(os.lstat(file).st_size for file in files)
+        shutil.rmtree(folder)
+    if common.as_json:
+        print_json({"freed": sum(of.values()), "of": of})
+        return
+    for folder, n in of.items():
+        say(f"{folder}: {decimal(n)} freed")
+    if not of:
+        say("no earlier release left a cache")
 
 
 def refuse_both_or_none(urls: list[str] | None, *, everything: bool) -> None:
@@ -161,6 +186,7 @@ def at_each_or_all(
 
     With --json, `name` is the sum of all.
     """
+    common.config_of_existing()
     with progress("looking at the cache", is_quiet=common.as_json):
         locations = {url: locate(url, common, offline=True) for url in urls} if urls else {"all": None}
         of = {url: do(location, common) for url, location in locations.items()}

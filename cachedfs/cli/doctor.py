@@ -7,7 +7,6 @@ import math
 import os
 import platform
 import re
-import shlex
 import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -30,7 +29,7 @@ from cachedfs.cli.output import (
     table_of,
 )
 from cachedfs.cli.speed import median_of_3, timed
-from cachedfs.cli.stats import cache_of, contents, is_too_small, text_of, texts_of
+from cachedfs.cli.stats import cache_of, contents, is_too_small, shared_state, text_of, texts_of
 from cachedfs.cli.url_arguments import url_argument
 from cachedfs.cli.urls import Location, locate
 from cachedfs.common.text import counted
@@ -160,22 +159,38 @@ def cache_checks(common: CommonOptions) -> Iterator[Check]:
     values = {name: value for name, value in config._asdict().items() if name != "cache_dir"}
     changed = [f"{name}={value}" for name, value in values.items() if value != getattr(Config(), name)]
     yield Check("options", "ok", ", ".join(changed) or "all are the defaults")
-    cache = cache_of(config)
+    try:
+        cache = cache_of(common.config_of_existing())
+    except FileNotFoundError as error:
+        yield Check("cache directory", "fail", str(error))
+        return
     if cache.root is None:
         to_do = "Reads work, but everything is fetched every time; --cache-dir or cache_dir= chooses another"
         yield Check("cache directory", "fail", cache.cannot_store or "none", to_do)
         return
     yield Check("cache directory", "ok", f"{cache.root} ({source_of_directory(common)})")
     if cache.old_caches:
-        to_do = f"Remove it: rm -r {shlex.join(cache.old_caches)}"
-        yield Check("old cache", "warn", "an earlier release made it, and this one does not use it", to_do)
+        found = f"an earlier release left {', '.join(cache.old_caches)}, which this one does not use"
+        yield Check("old cache", "warn", found, "Remove it: cachedfs evict --old")
     if is_network(cache.root):
         to_do = "A cache belongs on a local disk: set cache_dir"
         yield Check("file system", "warn", "a network file system, or FUSE", to_do)
-    took_s = write_seconds(f"{cache.root}/tmp")
-    slow = "Slower than most links: set cache_dir to a faster disk" if WRITTEN / took_s < SLOW else ""
-    yield Check("write speed", "warn" if slow else "ok", rate(WRITTEN, took_s), slow)
+    if (shared := shared_state(config)) is not None:
+        is_used = config.shared is not None and shared == config.shared.folder
+        yield Check("shared cache", "ok" if is_used else "warn", shared)
+    yield write_check(cache.root)
     yield from index_checks(cache, config)
+
+
+def write_check(root: str) -> Check:
+    """Check how fast the disk of the cache is, and whether anything can be written to it."""
+    try:
+        took_s = write_seconds(f"{root}/tmp")
+    except OSError as error:
+        to_do = "Free space on this disk, or set cache_dir to another: until then nothing new is cached"
+        return Check("write speed", "fail", f"{root} cannot be written: {error.strerror}", to_do)
+    slow = "Slower than most links: set cache_dir to a faster disk" if WRITTEN / took_s < SLOW else ""
+    return Check("write speed", "warn" if slow else "ok", rate(WRITTEN, took_s), slow)
 
 
 def index_checks(cache: BlockStore, config: Config) -> Iterator[Check]:
@@ -239,6 +254,10 @@ def write_seconds(folder: str) -> float:
 
 
 def origin_checks(text: str, common: CommonOptions) -> Iterator[Check]:
+    try:
+        common.config_of_existing()
+    except FileNotFoundError:  # as the check of the cache directory says
+        return
     location = locate(text, common, max_age=0, stale_if_error=False)
     fs, path = location.fs, location.path
     if endpoint := location.identity.split("|")[1]:  # includes an endpoint set by an environment variable

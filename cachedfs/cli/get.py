@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import groupby
@@ -16,7 +17,7 @@ import typer
 from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, argument, command, flag
-from cachedfs.cli.output import progress, rate
+from cachedfs.cli.output import progress, rate, say
 from cachedfs.cli.url_arguments import UrlsBeforeTarget, before_target
 from cachedfs.cli.urls import OBJECT_ERRORS, Location, drive_url, locate
 from cachedfs.common.drive_links import is_bare_link, is_drive_link
@@ -41,12 +42,14 @@ def get(
     *,
     target: Annotated[str, argument("TARGET", "A local file or directory; the latter for several URLs.")],
     recursive: Annotated[bool, flag("Copy folders too.", "-r", "--recursive")] = False,
+    force: Annotated[bool, flag("Replace files whose names you did not type.", "--force", "-f")] = False,
 ) -> None:
     """Copy objects and folders to the local disk.
 
     As with cp, a copy goes into the target if that is an existing directory.
     Links to Google Drive, and ids of it, need no target: they are copied under
-    their own names into the current directory. A file appears only once it is
+    their own names into the current directory. These names are printed, and get
+    asks before it replaces a file of such a name. A file appears only once it is
     complete. If one of several files cannot be read (a Google document has no
     bytes) or written under its name, it is reported, the others are copied, and
     the exit status is 1.
@@ -67,12 +70,31 @@ def get(
             copies += copies_of(location, folder, is_into=is_into, recursive=recursive)
         except OBJECT_ERRORS as error:
             errors.append((text, error))
-    done = copy(distinct(copies), errors, common)
+    copies = distinct(copies)
+    if not force:
+        confirm_replacing([each.local for each in copies if each.is_titled and os.path.isfile(each.local)])
+    done = copy(copies, errors, common)
+    failed_urls = {url for url, _ in errors}
+    tops = (each for each in copies if each.is_titled and os.path.dirname(each.local) == folder)
+    done.written = [os.path.relpath(each.local) for each in tops if each.url not in failed_urls]
+    if not common.as_json:
+        for path in done.written:
+            say(path)
     if len(errors) == 1 and not done.files:
         common.url, only = errors[0]
         raise only
     failed = f"; {counted(len(errors), 'file')} not copied" if errors else ""
     common.show_with_errors(dataclasses.asdict(done), f"{done}{failed}", errors)
+
+
+def confirm_replacing(files: list[str]) -> None:
+    """Ask whether these files may be replaced. Raises FileExistsError where nobody can be asked."""
+    if not files:
+        return
+    what = os.path.relpath(files[0]) + (f" and {counted(len(files) - 1, 'other file')}" if files[1:] else "")
+    if not sys.stdin.isatty():
+        raise FileExistsError(f"{what} would be replaced: add --force, or name another TARGET")
+    typer.confirm(f"Replace {what}?", abort=True, err=True)
 
 
 def is_another_link(target: str, urls: list[str]) -> bool:
@@ -88,6 +110,7 @@ class Copy(NamedTuple):
     local: str
     size: int | None
     is_folder: bool = False
+    is_titled: bool = False  # the user typed no name: it has its title of Google Drive
 
     @property
     def url(self) -> str:
@@ -117,12 +140,13 @@ class Copy(NamedTuple):
 
 @dataclasses.dataclass
 class CopyCounts:
-    """Result of `get`; `from_cache` counts the bytes served by the cache."""
+    """Result of `get`; `from_cache` counts the bytes served by the cache, `written` has names the user did not type."""
 
     files: int = 0
     bytes: int = 0
     seconds: float = 0.0
     from_cache: int = 0
+    written: list[str] = dataclasses.field(default_factory=list)
 
     def __str__(self) -> str:
         speed = f", {rate(self.bytes, self.seconds)}" if self.seconds else ""
@@ -139,22 +163,28 @@ def copies_of(location: Location, folder: str, *, is_into: bool, recursive: bool
         raise IsADirectoryError(f"{location.text} is a folder: -r copies folders")
     for info in found:
         path, top = str(info["name"]), name_of(info, location) if is_into else ""
+        is_titled = is_into and has_title(path, location)
         below = location.fs.find(path, withdirs=True, detail=True) if info["type"] == "directory" else {}
         for each in (info, *(each for name, each in below.items() if name != path)):
             name, is_folder = f"{top}{each['name'][len(path) :]}", each["type"] == "directory"
             slash = "/" if name.endswith("/") and not is_folder else ""  # which no local file can have
             local = os.path.join(folder, *PurePosixPath(name.lstrip("/")).parts) + slash
-            yield Copy(location, str(each["name"]), local, each["size"], is_folder)
+            yield Copy(location, str(each["name"]), local, each["size"], is_folder, is_titled)
 
 
 def name_of(info: dict[str, Any], location: Location) -> str:
     """Return the last name in a path; for the id of an item in Google Drive, the item's title."""
     path = str(info["name"]).rstrip("/")
-    if location.fs.target_protocol == "drive" and path.startswith("id:") and "/" not in path:
+    if has_title(path, location):
         from cachedfs.origins.drive.api import shown
 
         return shown(info.get("title") or location.fs.origin_fs.info(path)["title"])
     return path.rpartition("/")[2]
+
+
+def has_title(path: str, location: Location) -> bool:
+    """Return whether a path is the id of an item in Google Drive, which has a title and no name."""
+    return location.fs.target_protocol == "drive" and path.startswith("id:") and "/" not in path.rstrip("/")
 
 
 def distinct(copies: list[Copy]) -> list[Copy]:

@@ -47,7 +47,15 @@ two minutes and free of charge.
 """
 CONSENT = """\
 {n}. Allow access in your browser. Google warns that it has not verified the app.
-   It is your own: click Advanced, then "Go to ... (unsafe)".
+   The warning is expected, and harmless here, as the app is your own: click
+   Advanced, then "Go to ... (unsafe)".
+"""
+WAITING = """\
+If no window has opened, open this address on this machine:
+
+{url}
+
+Waiting for your browser. Ctrl-C ends the sign-in.
 """
 
 
@@ -202,8 +210,7 @@ def signed_in(client: str | None, scope: str, account: str | None, *, no_browser
     hint = account if account and "@" in account else None
     print_lines(CONSENT.format(n=n))
     if not no_browser and has_browser():
-        prompt = "If no window has opened, open this address on this machine:\n\n{url}\n"
-        return browser_login.by_browser(known, scope, hint, prompt)
+        return browser_login.by_browser(known, scope, hint, WAITING)
     if not can_ask:
         raise ValueError("there is no browser here: run `cachedfs login drive --no-browser` in a terminal")
     return browser_login.by_pasting(known, scope, hint, ask_for_address)

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import stat
-import subprocess
-import sys
-import tempfile
-import time
-from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 from cachedfs.cli.arguments import CommonOptions, argument, command, flag, option
+from cachedfs.cli.background import log_of, start
 from cachedfs.cli.output import say
 from cachedfs.cli.url_arguments import url_argument
 from cachedfs.cli.urls import Location, locate
 from cachedfs.common.logging import public_url
-from cachedfs.common.user_folders import writable_folder
 from cachedfs.errors import AccessDenied
 
 __all__ = ["mount", "unmount"]
 
 TEMPORARY = "CACHEDFS_MOUNT_TEMPORARY"  # environment variable of --temporary
-SERVE = "import json, sys; from cachedfs.cli import main; main(json.load(sys.stdin))"
-CHECK_S = 0.05  # between two looks at whether the folder is mounted
-MOUNTED_WITHIN_S = 60.0  # after which a start in the background has failed
-TERMINATED_WITHIN_S = 5.0  # after which a process that ignores SIGTERM is killed
 
 
 @command(
@@ -79,7 +67,13 @@ def mount(
         arguments = [name for name, is_set in flags.items() if is_set]
         arguments += [f"--{name}={value}" for name, value in values.items() if value is not None]
         arguments += [f"--option={text}" for text in common.options]
-        pid, log = start([*arguments, url, folder], url, folder, log)
+        pid, log = start(
+            ["mount", *arguments, url, folder],
+            ["mount", public_url(url), folder],
+            log=log or log_of("mount", folder),
+            is_ready=lambda said: os.path.ismount(folder),
+            failed=f"{folder} was not mounted",
+        )
         common.show({"pid": pid, "log": log}, f"mounted at {given}; log: {log}")
         return
     serve(
@@ -112,60 +106,6 @@ def check_exists(location: Location, *, is_writable: bool) -> None:
                 raise FileNotFoundError(
                     f"{url} cannot be mounted: there is no bucket {bucket}; check its name, or create it first"
                 )
-
-
-def start(arguments: list[str], url: str, folder: str, log: str | None) -> tuple[int, str]:
-    """Run `cachedfs mount` in the background; return its pid and log once the folder is mounted.
-
-    Raises OSError with what the log says if it is not mounted within `MOUNTED_WITHIN_S`.
-    """
-    import platformdirs
-
-    name = f"mount{folder.replace('/', '-')}.log"
-    log = log or os.path.join(writable_folder(partial(platformdirs.user_log_dir, "cachedfs")), name)
-    with open(log, "ab", opener=open_private) as file, tempfile.TemporaryFile() as given:
-        began = file.tell()
-        # Not on its command line, which all users can see: options may be secret, and it runs for days.
-        given.write(json.dumps(["mount", *arguments]).encode())
-        given.seek(0)
-        child = subprocess.Popen(
-            [sys.executable, "-c", SERVE, "mount", public_url(url), folder],  # the last three for `ps`
-            stdin=given,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
-    try:
-        until = time.monotonic() + MOUNTED_WITHIN_S
-        while not os.path.ismount(folder):
-            has_ended = child.poll() is not None
-            if has_ended or time.monotonic() >= until:
-                within = "" if has_ended else f" within {MOUNTED_WITHIN_S:.0f} s"
-                said = Path(log).read_bytes()[began:].decode(errors="replace").strip()
-                raise OSError(f"{folder} was not mounted{within}: {said or f'nothing is in {log}'}")
-            time.sleep(CHECK_S)
-    except BaseException:  # also Ctrl-C: nothing is mounted later
-        end(child)
-        raise
-    return child.pid, log
-
-
-def end(child: subprocess.Popen[bytes]) -> None:
-    """End a process that may have ended already."""
-    child.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(TERMINATED_WITHIN_S)
-    child.kill()
-    child.wait()
-
-
-def open_private(path: str, flags: int) -> int:
-    """Open a log that only its owner may read; a device or pipe keeps its mode."""
-    fd = os.open(path, flags, 0o600)
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        with contextlib.suppress(PermissionError):  # somebody else's, named with --log
-            os.fchmod(fd, 0o600)
-    return fd
 
 
 @command("cachedfs unmount /mnt/data")

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from cachedfs.cli.arguments import CommonOptions, command, flag, option
 from cachedfs.cli.output import is_narrow, minute_of, print_json, print_table, progress, rate, say, table_of
+from cachedfs.cli.prometheus import exposition
 from cachedfs.common.text import counted, per_cent
 from cachedfs.config import Config
 from cachedfs.errors import CacheError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 FOLDERS = 8  # folders shown; the others are summed up in one line
 FULL = 0.9  # share of the allowance from which on the cache counts as full
+IF_ANY = ("cannot_store", "shared_cache", "old_caches")  # rows that are left out if they are empty
 LEAST_S = 0.1  # seconds: shortest interval of `--watch`
 
 
@@ -43,6 +45,7 @@ def cache_of(config: Config) -> BlockStore:
     "cachedfs stats --watch",
     "cachedfs stats --cache-dir /fast/nvme --json",
     "cachedfs stats -o cache_size=200GB",
+    "cachedfs stats --prometheus",
 )
 def stats(
     common: CommonOptions,
@@ -50,6 +53,7 @@ def stats(
     every: Annotated[
         float, option("SECONDS", "With --watch: how long between two looks.", default=True)
     ] = 1.0,
+    prometheus: Annotated[bool, flag("Print the totals as text for Prometheus.", "--prometheus")] = False,
 ) -> None:
     """Show what the cache holds and what it saved.
 
@@ -57,7 +61,7 @@ def stats(
     directory. With --watch they are counted per interval; with --json, or
     without a terminal, each interval is one line.
     """
-    config = common.config()
+    config = common.config_of_existing()
     cache = cache_of(config)
     if watch:
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is a normal exit here
@@ -66,6 +70,9 @@ def stats(
     with progress("looking at all blocks", is_quiet=common.as_json):
         found, counts, folders = contents(cache, config), cache.counts.total(), folders_of(cache.held())
         quotas = quotas_of(cache)
+    if prometheus:
+        typer.echo(exposition(found, counts, quotas), nl=False)
+        return
     if common.as_json:
         saved = {"bytes_saved": counts.bytes_saved, "requests_saved": counts.requests_saved}
         counted_ = counts._asdict() | saved | {"since": time_of(counts.since)}
@@ -120,12 +127,26 @@ def contents(cache: BlockStore, config: Config) -> dict[str, Any]:
             limits[name] = "auto" if bound is None else share
         limits |= {"disk_free": disk.f_bavail * disk.f_frsize, "disk_size": total}
     found = {"directory": cache.root, "blocks": blocks, "bytes": size, "may_hold": may_hold, **limits}
-    return found | {"pins": [path for _, path in cache.pins()], "cannot_store": cannot_store}
+    found |= {"pins": [path for _, path in cache.pins()], "old_caches": [*cache.old_caches]}
+    return found | {"shared_cache": shared_state(config), "cannot_store": cannot_store}
+
+
+def shared_state(config: Config) -> str | None:
+    """Return the folder of the shared cache, and why it is not used if so; None without one."""
+    if (shared := config.shared) is None:
+        return None
+    from cachedfs.shared.shared_folder import SharedFolder
+
+    try:
+        SharedFolder(shared.folder, trust=shared.trust, is_read_only=shared.is_read_only).check()
+    except OSError as error:
+        return f"{shared.folder} is not used: {error}"
+    return shared.folder
 
 
 def totals_of(found: dict[str, Any], counts: Counted) -> Table:
     """Return the values of `contents` and the counters, one per row."""
-    texts = {name: text_of(name, value) for name, value in found.items() if name != "cannot_store" or value}
+    texts = {name: text_of(name, value) for name, value in found.items() if value or name not in IF_ANY}
     texts |= texts_of(counts)
     return table_of((), [(Text(name.replace("_", " "), style="bold"), text) for name, text in texts.items()])
 
@@ -135,6 +156,8 @@ def text_of(name: str, value: Any) -> str:
     if name == "pins":
         more = [f"{len(value) - FOLDERS:,} others"] if len(value) > FOLDERS else []
         return ", ".join([*value[:FOLDERS], *more]) or "none"
+    if name == "old_caches":
+        return f"{', '.join(value)}; `cachedfs evict --old` removes what earlier releases left"
     if isinstance(value, int):
         return f"{value:,}" if name == "blocks" else decimal(value)
     return value or "none"
@@ -153,6 +176,7 @@ def texts_of(counts: Counted) -> dict[str, str]:
         if counts.hit_ratio is None
         else f"{n_blocks}, {per_cent(counts.hit_ratio)}",
         "fetched": f"{decimal(counts.bytes_fetched)} in {counted(counts.requests, 'request')}",
+        **({"from others": decimal(counts.bytes_shared)} if counts.bytes_shared else {}),
         "saved": ", ".join(saved) or "nothing yet",
         "evicted": counted(counts.evictions, "block"),
     }

@@ -82,12 +82,14 @@ class EventLog:
     def sample(self, source: Any) -> None:
         """Log the counters of `source` if they changed; its `sums()` returns them, in any thread and without I/O.
 
-        The first event of a source sets the values that counting starts from.
+        The first event of a source sets the values that counting starts from, and names its `cache_dir`.
         """
         with self._lock:  # otherwise an older sample could be logged after a newer one
             sums, now = source.sums(), time.monotonic()
             number, sampled_at, last = self._last_samples.get(source) or (next(self._numbers), now, None)
             self._last_samples[source] = number, now, sums
+            if last is None:
+                self.note("cache", now, directory=source.cache_dir)
             if last != sums:
                 self.note("sums", now, of=number, over_s=round(now - sampled_at, 6), **sums)
 
@@ -166,7 +168,7 @@ def log_events(folder: str | os.PathLike[str] | None) -> None:
 
     The folder is created if needed. `cachedfs report FOLDER` turns the log into a page of charts. Processes started
     from here on write a file each, as with `CACHEDFS_EVENTS=FOLDER` in their environment. A file is at most 64 MiB. It
-    contains URLs without their query, byte ranges, times and sizes, but no data and no credentials.
+    contains URLs without their query, byte ranges, times, sizes and the cache directory, but no data and no credentials.
 
     Example: `cachedfs.log_events("events")`.
     """

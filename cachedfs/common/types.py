@@ -217,7 +217,8 @@ class Stats(NamedTuple):
     hits, misses: blocks read from the cache, and blocks fetched. requests, bytes_fetched: sent to and received from the
     origin. bytes_served: returned to callers. blocks, bytes_cached: currently in the cache, stored by any process.
     evictions: blocks that this process removed. cannot_store: why the last block could not be stored; None if it could.
-    old_caches: directories that earlier releases made and this one does not use.
+    old_caches: directories that earlier releases made and this one does not use. bytes_shared: read from the shared cache,
+    which `shared_cache` names, with the reason if it is not used.
     """
 
     hits: int = 0
@@ -231,6 +232,8 @@ class Stats(NamedTuple):
     cache_dir: str = ""
     cannot_store: str | None = None
     old_caches: tuple[str, ...] = ()
+    bytes_shared: int = 0
+    shared_cache: str = ""
 
     def _repr_html_(self) -> str:
         return shown("The cache, and this process", self.cannot_store or "", self.rows())
@@ -248,6 +251,10 @@ class Stats(NamedTuple):
             ),
             ("read", size(self.bytes_served)),
             ("fetched", f"{size(self.bytes_fetched)} in {counted(self.requests, 'request')}"),
+            (
+                "from others",
+                f"{size(self.bytes_shared)} from {self.shared_cache}" if self.shared_cache else "",
+            ),
             ("evicted", counted(self.evictions, "block") if self.evictions else ""),
             ("unused", f"rm -r {shlex.join(self.old_caches)}" if self.old_caches else ""),
         ]
@@ -267,6 +274,7 @@ class Counted(NamedTuple):
     bytes_fetched: int = 0
     bytes_served: int = 0
     evictions: int = 0
+    bytes_shared: int = 0
     since: float = 0.0
 
     @property

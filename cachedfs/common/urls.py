@@ -48,6 +48,7 @@ _EXTRAS = {
     "gcs": "gcs",
     "s3": "s3",
     "s3a": "s3",
+    "hf": "hf",
     "drive": "drive",
 }  # what to install for a protocol
 _USER = re.compile(r"(?<=://)(?!-[0-9a-f]{16}@)[^/?#]*@")

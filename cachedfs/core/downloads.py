@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from cachedfs.common.blocks import covering
@@ -25,6 +26,7 @@ from cachedfs.errors import (
     OriginUnreachable,
 )
 from cachedfs.origins.base import Reply
+from cachedfs.shared import SharedReply
 
 __all__ = ["Downloads"]
 
@@ -63,7 +65,8 @@ class Downloads:
         Adjacent blocks share a request. With `demand`, reading pauses at that byte until a reader wants more. A block is
         missing from the result if another process fetches it, or if it has just been stored. Each fetch lock is held until
         the block is stored or its request has failed. `overdue` blocks are fetched without it: the other process may be
-        stopped (SIGSTOP, Ctrl-Z). Raises OriginUnavailable for an uncached block if `offline` is set.
+        stopped (SIGSTOP, Ctrl-Z). Raises OriginUnavailable for an uncached block if `offline` is set and there is no
+        shared cache.
         """
         config, engine, by_block = self.objects.config, self.objects.engine, self.objects.engine.by_block
         found: dict[int, Download] = {}
@@ -73,7 +76,7 @@ class Downloads:
             if download is not None:
                 if download.covers(index * version.block_size):
                     found[index] = download
-            elif config.offline:
+            elif config.offline and engine.shared is None:
                 if not engine.cache.has(version, index):
                     raise self.objects.offline(version.info.path)
             else:
@@ -218,7 +221,7 @@ class Downloads:
         engine.active_requests.add(download)
         download.task = asyncio.current_task()
         try:
-            if engine.paused_requests and not download.is_speculative:
+            if engine.paused_requests and not (download.is_speculative or self.objects.config.offline):
                 self._stop_paused(path)
             if not download.stopped or download.demand > download.start:  # it may be stopped before it starts
                 await self._read(download, path, want, answer)
@@ -236,8 +239,9 @@ class Downloads:
         self, download: Download, path: str, want: Range | Suffix, answer: _Answer | None
     ) -> None:
         """Read `want`, of the version that the download is of; `answer` takes the headers of an unknown object."""
-        origin, sent_at = self.objects.origin(path), time.monotonic()
-        async with origin.read(path, want, download.info) as reply:
+        is_shared = self.objects.engine.shared is not None and download.version is not None
+        read, sent_at = self._read_shared if is_shared else self.objects.origin(path).read, time.monotonic()
+        async with read(path, want, download.info) as reply:
             began = time.monotonic()
             if answer is not None:
                 answer(reply)
@@ -245,11 +249,28 @@ class Downloads:
                 raise self._other_bytes(path, reply, download)
             await self._receive(download, reply)
         # Only speculative requests are timed: others may have been paused, or have waited for a slot.
-        if download.is_speculative and answer is None and download.filled == download.stop:
+        is_timed = download.is_speculative and answer is None and not isinstance(reply, SharedReply)
+        if is_timed and download.filled == download.stop:
             took_s, size = time.monotonic() - began, download.stop - download.start
             self.objects.engine.speculation.record_timing(
-                origin, wait_s=began - sent_at, size=size, took_s=took_s
+                self.objects.origin(path), wait_s=began - sent_at, size=size, took_s=took_s
             )
+
+    def _read_shared(
+        self, path: str, want: Range | Suffix | None, info: ObjectInfo | None
+    ) -> AbstractAsyncContextManager[Reply]:
+        """Read what is in the shared cache of one version, and the rest from the origin."""
+        objects, shared = self.objects, self.objects.engine.shared
+        assert shared is not None
+        assert isinstance(want, Range)
+        assert info is not None
+        return shared.read(
+            objects.identity,
+            info,
+            want,
+            lambda rest: objects.origin(path).read(path, rest, info),
+            waits=objects.config.offline,
+        )
 
     def _other_bytes(self, path: str, reply: Reply, download: Download) -> ObjectChanged:
         """Return the error for bytes that were not requested: readers would request the missing ones for ever."""

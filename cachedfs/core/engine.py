@@ -23,7 +23,7 @@ from cachedfs.common import event_log
 from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.common.single_flight import SingleFlight
 from cachedfs.common.types import Counted, ObjectKey, Stats
-from cachedfs.config import Config
+from cachedfs.config import Config, SharedOptions
 from cachedfs.core.download import Download
 from cachedfs.core.inbox import Inbox
 from cachedfs.core.path_locks import PathLocks
@@ -34,6 +34,7 @@ from cachedfs.errors import CacheError, OriginUnavailable
 from cachedfs.origins.base import Origin
 from cachedfs.origins.drive.quota import QuotaMeter
 from cachedfs.origins.registry import open_origin
+from cachedfs.shared import SharedCache
 
 __all__ = ["Engine"]
 
@@ -55,7 +56,7 @@ COUNTED = Counted._fields[:-1]
 
 
 class Engine:
-    """One per process and cache directory, shared by all filesystem instances that use it.
+    """One per process, cache directory and shared cache; all filesystem instances that use them share it.
 
     Creating one sends no request. Its event loop and thread start with the first miss, so a process that only has
     hits has neither.
@@ -63,9 +64,11 @@ class Engine:
 
     max_queued = 64 << 20  # limit of bytes not stored yet; above it, no response bytes are read
 
-    def __init__(self, directories: Sequence[str], *, explicit: bool) -> None:
+    def __init__(self, directory: str, *, explicit: bool, shared: SharedOptions | None = None) -> None:
         self.pid = os.getpid()
-        self.cache = BlockStore(directories, explicit=explicit)
+        self.cache_dir = directory
+        self.cache = BlockStore(directory, explicit=explicit)
+        self.shared = shared and SharedCache(shared, self.cache)
         self.store_queue = StoreQueue(self.cache, self._stored)
         self.drain = self.store_queue.drain
         # By digest and index. Invariant: holds a block from the creation of its request until the block is on disk,
@@ -328,15 +331,18 @@ class Engine:
             cache_dir=self.cache.root or "",
             cannot_store=self.cache.cannot_store,
             old_caches=self.cache.old_caches,
+            shared_cache=repr(self.shared) if self.shared else "",
         )
 
     def sums(self) -> dict[str, Any]:
         """Return the counters of `stats` that need no disk access, and the measured speed of the link."""
+        bytes_shared = self.shared.bytes_read if self.shared else 0
         return {
             "hits": self.hits,
             "misses": self.store_queue.n_blocks,
             "requests": self.requests,
-            "bytes_fetched": self.bytes_fetched,
+            "bytes_fetched": max(0, self.bytes_fetched - bytes_shared),
+            "bytes_shared": bytes_shared,
             "bytes_served": self.bytes_served,
             "evictions": self.cache.evictions,
             "bytes_per_s": self.speculation.bytes_per_s,
@@ -403,6 +409,10 @@ class Engine:
             if self.by_block.get((key.digest, index)) is block.download:  # not a newer request
                 self.by_block.pop((key.digest, index), None)
                 self.cache.locks.release(key.number + index)
+        if self.shared is not None and are_stored:
+            self.shared.note(
+                (each.key.object, each.download.info, each.key.index) for each in blocks if each.download.info
+            )
         if self.speculation.queued:
             self.call_soon(self.speculation.pump)
 
@@ -429,6 +439,8 @@ class Engine:
             self._end_loop(self._loop, self.thread)
         self.drain()
         self.store_queue.close()
+        if self.shared is not None:
+            self.shared.close()
         event_log.unwatch(self)
         self._publish_at = 0.0
         self.publish()

@@ -1,4 +1,4 @@
-"""Registry of this process's engines, one per set of cache directories.
+"""Registry of this process's engines, one for a cache directory and the shared cache behind it.
 
 They are closed at exit and not used after a fork.
 """
@@ -15,29 +15,29 @@ import threading
 
 from cachedfs.cache.disk import is_network
 from cachedfs.common.user_folders import found_folder, why_unwritable
-from cachedfs.config import Config
+from cachedfs.config import Config, SharedOptions
 from cachedfs.core.engine import Engine
 
 __all__ = ["engine_for", "drain_all"]
 
 logger = logging.getLogger("cachedfs.core")
 
-# By the real paths of the cache directories. A forked child starts with none.
-_engines: dict[tuple[str, ...], Engine] = {}
+# By the real path of the cache directory, and the shared cache. A forked child starts with none.
+_engines: dict[tuple[str, SharedOptions | None], Engine] = {}
 _engines_lock = threading.RLock()  # reentrant: a destructor may need a engine
 _inherited: list[Engine] = []
 
 
 def engine_for(config: Config) -> Engine:
-    """Return this process's engine for the cache directories of `config`."""
-    directories = config.cache_dir or (_default_directory(),)
-    key = tuple(os.path.realpath(path) for path in directories)
+    """Return this process's engine for the cache directory and the shared cache of `config`."""
+    directory = config.cache_dir[0] if config.cache_dir else _default_directory()
+    key = os.path.realpath(directory), config.shared
     engine = _engines.get(key)
     if engine is None:
         with _engines_lock:
             engine = _engines.get(key)
             if engine is None:
-                created = Engine(key, explicit=config.cache_dir is not None)
+                created = Engine(key[0], explicit=config.cache_dir is not None, shared=config.shared)
                 engine = _engines.setdefault(key, created)  # a destructor may have added one meanwhile
                 _close_with_process()
     return engine

@@ -89,9 +89,11 @@ class Listings:
             return []
 
     async def _after_poll(self, cached: Callable[[str], T | None], folder: str) -> T | None:
-        """Return what is cached of `folder`; if that is expired, poll the change feed and look again."""
+        """Return what is cached of `folder`; if that is expired, look again after the shared cache and the change feed."""
         # In a thread: a long listing would block the event loop.
         found = await asyncio.to_thread(cached, folder)
+        if found is None and await self._objects.has_renewed():
+            found = await asyncio.to_thread(cached, folder)
         if found is None and await self._change_feeds.catch_up(folder):
             found = await asyncio.to_thread(cached, folder)
         return found

@@ -78,7 +78,10 @@ class Lookups:
 
         If no object has a name that ends in a slash, return that of the name without it. Raises ObjectNotFound.
         """
-        entry = self.objects.fresh(path) or await self.ask(path)
+        entry = self.objects.fresh(path)
+        if entry is None and self.objects.engine.shared is not None and await self.objects.has_renewed():
+            entry = self.objects.fresh(path)
+        entry = entry or await self.ask(path)
         if entry.info is None and (folder := without_slash(path)) != path:
             return await self.info(folder)
         return self._existing(entry)
@@ -109,6 +112,8 @@ class Lookups:
         objects = self.objects
         # What is not in memory was looked up in the store by the caller, and is again under the lock.
         entry = objects.fresh(path) if path in objects.entries else None
+        if entry is None and objects.engine.shared is not None and await objects.has_renewed():
+            entry = objects.fresh(path)
         if entry is not None and entry.info is not None and entry.info.kind == "file":
             return entry, None
         try:
@@ -177,7 +182,7 @@ class Lookups:
         is_fresh = self.objects.is_fresh(old)
         if is_fresh and (old.info is None or old.info.kind == "file"):
             return old
-        return await self._lookup(path, old) if is_fresh or self._is_cached(old) else None
+        return await self._lookup(path, old) if is_fresh or await self._is_cached(old) else None
 
     def _answer(self, path: str) -> Entry | None:
         """Return the fresh entry of `path` unless it is a folder: that may be an object as well."""
@@ -185,9 +190,11 @@ class Lookups:
         is_folder = entry is not None and entry.info is not None and entry.info.kind == "directory"
         return None if is_folder else entry
 
-    def _is_cached(self, entry: Entry) -> bool:
-        version = self.objects.version(entry)
-        return version is not None and self.objects.engine.cache.has(version, 0)
+    async def _is_cached(self, entry: Entry) -> bool:
+        version, engine = self.objects.version(entry), self.objects.engine
+        if version is None or engine.cache.has(version, 0):
+            return version is not None
+        return engine.shared is not None and await engine.shared.has(version.identity, version.info, 0)
 
     async def _lookup(self, path: str, old: Entry | None) -> Entry:
         """Look `path` up without reading it; `old` is its expired entry."""

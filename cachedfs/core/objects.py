@@ -235,6 +235,11 @@ class Objects:
             self.entries.pop(path, None)
         return entry
 
+    async def has_renewed(self) -> bool:
+        """Return whether metadata may have come from the shared cache, which is looked at now and then."""
+        shared = self.engine.shared
+        return shared is not None and await shared.renew(waits=self.config.offline)
+
     def existing(self, path: str, *, whole: bool = False) -> Entry | None:
         """Return the fresh entry of `path`, or None; with `whole`, only one that has all details of a lookup.
 

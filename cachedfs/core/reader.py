@@ -33,6 +33,7 @@ UNKNOWN_IN_A_ROW = (
     16  # objects that the store did not know: then the lookup itself asks it, in the loop's thread
 )
 MANY_READERS = FIRST_AT_ONCE  # as many as requests in flight at first
+NO_BYTES = Range(0, 0)
 HITS_INLINE = 4  # more cached blocks than this are copied in a thread, to keep the event loop free
 
 T = TypeVar("T")
@@ -75,11 +76,12 @@ class Reader:
 
     # Cached reads: any thread, no event loop, no request.
 
-    def cached(self, path: str, start: int | None, stop: int | None, *, nowait: bool = False) -> bytes | None:
-        """Return the bytes `[start:stop]` of an object if all are cached.
+    def cached(
+        self, path: str, start: int | None, stop: int | None, *, nowait: bool = False, of: Entry | None = None
+    ) -> bytes | None:
+        """Return the bytes `[start:stop]` of an object if all are cached; with `of`, those of its version.
 
-        None if the origin must be asked. With `nowait`, raise BlockingIOError instead of waiting for the disk. Raises
-        ObjectNotFound for a known absence.
+        None if the origin must be asked. `nowait`: raise BlockingIOError, never wait for the disk. Raises ObjectNotFound.
         """
         if path in self._awaited:
             self.readahead.reached(path, start, stop)
@@ -87,7 +89,7 @@ class Reader:
                 return None
         elif self._n_unknown >= UNKNOWN_IN_A_ROW and path not in self.objects.entries:
             return None
-        entry = self.objects.fresh(path)
+        entry = of or self.objects.fresh(path)
         self._n_unknown = self._n_unknown + 1 if entry is None else 0
         version = None if entry is None else entry.version
         if version is None or version.block_size != self._block_size:
@@ -184,17 +186,20 @@ class Reader:
 
     # Reads that may send requests.
 
-    async def open(self, path: str) -> tuple[Entry, Download | None]:
-        """Return the entry that a new open file reads, and the download of its first bytes.
+    async def open(
+        self, path: str, start: int | None = None, stop: int | None = None, *, demand: int | None = None
+    ) -> tuple[Entry, Download | None]:
+        """Return the entry that a reader of `[start:stop]` reads, and the download of its first bytes.
 
         The download is None if no request was sent. Costs one request for an unknown object and returns at its response
-        headers. Costs none for an object with fresh metadata. Raises ObjectNotFound and IsAFolder.
+        headers. Costs none for an object with fresh metadata. An open file `demand`s one block, and more as it goes on.
+        Raises ObjectNotFound and IsAFolder.
         """
-        want = Range(0, self._whole_request)
+        want = first_range(start, stop, self._block_size, self._whole_request)
         if self._reads_ahead:
-            self.readahead.observe_object(path, 0, self._block_size)
+            self.readahead.observe_object(path, start or 0, self._block_size if stop is None else stop)
         with waiting(path):
-            entry, download = await self.lookups.resolve(path, want, demand=self._block_size)
+            entry, download = await self.lookups.resolve(path, want, demand=demand or self._block_size)
         if entry.info is None:
             raise await self._missing(entry)
         if entry.info.kind == "directory":
@@ -271,15 +276,23 @@ class Reader:
         return found
 
     async def collect(
-        self, entry: Entry, start: int | None, stop: int | None, download: Download | None = None
+        self,
+        entry: Entry,
+        start: int | None,
+        stop: int | None,
+        download: Download | None = None,
+        *,
+        ahead: Range = NO_BYTES,
     ) -> bytes:
         """Return the bytes `[start:stop]` of exactly the version of `entry`.
 
-        They come from the cache, from downloads or from new requests. Raises ObjectChanged if a missing block is of a
-        version that no longer exists.
+        They come from the cache, from downloads or from new requests. The bytes `ahead`, which the caller reads next,
+        are requested too. Raises ObjectChanged if a missing block is of a version that no longer exists.
         """
         if self._reads_ahead:
             self.readahead.observe_object(entry.path, start, stop)
+        if ahead.size and (version := self.objects.version(entry)) is not None:
+            self.downloads.launch(version, covering(ahead, self._block_size))
         with waiting(entry.path, start, stop):
             return await self._collect(entry, start, stop, download)
 

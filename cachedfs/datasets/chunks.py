@@ -6,46 +6,40 @@ import functools
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy.typing as npt
 
 from cachedfs.common.executor import DaemonThreadPool, n_cores
-from cachedfs.datasets.zarr_layout import ArrayLayout, ChunkPositions, Place
+from cachedfs.datasets.zarr_layout import ArrayLayout, ChunkPositions
 
-__all__ = ["BoundedLRU", "ChunkCache", "ChunkSlice", "in_threads", "parts_between", "parts_of"]
+__all__ = ["ChunkCache", "ChunkSlice", "in_threads", "parts_between", "parts_of"]
 
-T = TypeVar("T")
 Array = npt.NDArray[Any]
 Rows = slice | list[int]
-OWN_SIZE = 256  # bytes that each entry takes in addition to its value
+OWN_SIZE = 256  # bytes that a cached chunk takes in addition to its values
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class ChunkSlice:
     """The part of one chunk that a batch needs: the chunk's rows `within` go to the rows `rows` of `out`."""
 
     layout: ArrayLayout
     number: int  # index of the chunk along the first axis
     beside: ChunkPositions  # its position along the other axes
+    path: str  # the object that contains the chunk
     out: Array
+    place: memoryview | None  # the bytes of `out` for the chunk, if it goes there whole and as it is decoded
     n_rows: int
     rows: Rows
     within: Rows
-    path: str  # the object that contains the chunk
-    flat: memoryview | None  # the bytes of `out`, if decoded chunks may go there as they are
     start: Any = None  # its bytes in the object; None: it is all of the object
     stop: Any = None
-    pool: ChunkCache | None = None  # set if other requests may need the chunk, too
-    version: Hashable = None  # of the object, if it is known
-    future: Future[Any] | None = None  # from the pool
-
-    @property
-    def key(self) -> tuple[str, int, Place, Hashable]:
-        return self.layout.path, self.number, self.beside.place, self.version
+    key: tuple[Hashable, ...] = ()  # in the cache of decoded chunks
+    own: Future[Any] | None = None  # for which other threads wait until this chunk is decoded
 
     @property
     def sample(self) -> int:
@@ -53,155 +47,143 @@ class ChunkSlice:
         first = self.within.start if isinstance(self.within, slice) else self.within[0]
         return self.number * self.layout.chunk[0] + int(first)
 
-    @property
-    def is_wanted_again(self) -> bool:
-        """True if the chunk has other samples than these."""
-        return self.n_rows < self.layout.chunk[0] and self.n_rows < self.layout.n_rows(self.number)
-
-    @property
-    def place(self) -> memoryview | None:
-        """The bytes of `out` for the chunk, if it goes there whole, in order and as it is decoded; else None."""
-        rows, within, n = self.rows, self.within, self.layout.chunk[0]
-        if self.flat is None or self.n_rows != n or isinstance(rows, list) or isinstance(within, list):
-            return None
-        size = self.layout.decoder.size
-        start = rows.start * (size // n)
-        return self.flat[start : start + size]
-
     def put(self, chunk: Array | None) -> None:
-        """Copy the needed rows into place. None as `chunk` stands for a chunk of the fill value."""
+        """Copy the needed rows into place. None as `chunk` stands for a chunk that was never written."""
         there = (self.rows, *self.beside.there)
-        self.out[there] = self.layout.fill if chunk is None else chunk[(self.within, *self.beside.here)]
+        if chunk is None:
+            self.out[there] = self.layout.decoder.fill
+        else:
+            self.out[there] = chunk[(self.within, *self.beside.here)]
 
 
 def parts_of(layout: ArrayLayout, samples: Array, out: Array) -> Iterator[ChunkSlice]:
     """Yield the parts of chunks that these samples need, in the order of their first use."""
-    n = layout.chunk[0]
-    rows: dict[int, list[int]] = {}
-    for row, number in enumerate((samples // n).tolist()):
-        rows.setdefault(number, []).append(row)
-    inside = (samples % n).tolist()
-    flat = _flat(layout, out)
-    for number, own in rows.items():
-        if len(own) == 1:
-            at = inside[own[0]]
-            where: Rows = slice(own[0], own[0] + 1)
-            within: Rows = slice(at, at + 1)
-        else:
-            where, within = _as_slice(own), _as_slice([inside[row] for row in own])
-        for beside in layout.beside:
-            path = layout.object_path(number, beside)
-            yield ChunkSlice(layout, number, beside, out, len(own), where, within, path, flat)
+    return _parts(layout, out, _rows_of(layout.chunk[0], samples))
 
 
 def parts_between(layout: ArrayLayout, start: int, stop: int, out: Array, at: int) -> Iterator[ChunkSlice]:
     """Yield the parts of chunks that hold the rows `[start, stop)`, which go to `out` from row `at` on."""
-    n = layout.chunk[0]
-    flat = _flat(layout, out) if stop - start >= n else None
+    return _parts(layout, out, _rows_between(layout.chunk[0], start, stop, at))
+
+
+Needed = tuple[
+    int, int, Rows, Rows
+]  # index of a chunk along the first axis, number of rows, `rows`, `within`
+
+
+def _rows_of(n: int, samples: Array) -> Iterator[Needed]:
+    rows: dict[int, list[int]] = {}
+    for row, number in enumerate((samples // n).tolist()):
+        rows.setdefault(number, []).append(row)
+    inside = (samples % n).tolist()
+    for number, own in rows.items():
+        if len(own) == 1:
+            row, at = own[0], inside[own[0]]
+            yield number, 1, slice(row, row + 1), slice(at, at + 1)
+        else:
+            yield number, len(own), _as_slice(own), _as_slice([inside[row] for row in own])
+
+
+def _rows_between(n: int, start: int, stop: int, at: int) -> Iterator[Needed]:
     while start < stop:
         number, inside = divmod(start, n)
         rows = min(n - inside, stop - start)
-        where, within = slice(at, at + rows), slice(inside, inside + rows)
-        for beside in layout.beside:
-            path = layout.object_path(number, beside)
-            yield ChunkSlice(layout, number, beside, out, rows, where, within, path, flat)
+        yield number, rows, slice(at, at + rows), slice(inside, inside + rows)
         start, at = start + rows, at + rows
 
 
-def _flat(layout: ArrayLayout, out: Array) -> memoryview | None:
-    is_flat = layout.is_whole and layout.decoder.is_plain and out.size and out.flags.c_contiguous
-    return out.reshape(-1).view("u1").data if is_flat else None
+def _parts(layout: ArrayLayout, out: Array, needed: Iterable[Needed]) -> Iterator[ChunkSlice]:
+    n, size = layout.chunk[0], layout.decoder.size
+    is_flat = layout.is_whole and out.size and out.flags.c_contiguous
+    flat = out.reshape(-1).view("u1").data if is_flat else None
+    paths: dict[int, list[str]] = {}  # by the number of the object
+    for number, n_rows, rows, within in needed:
+        of_object = number // layout.per_object[0]
+        if of_object not in paths:
+            paths[of_object] = [layout.object_path(of_object, beside) for beside in layout.beside]
+        place = None
+        if flat is not None and n_rows == n and isinstance(rows, slice) and isinstance(within, slice):
+            start = rows.start * (size // n)
+            place = flat[start : start + size]
+        for beside, path in zip(layout.beside, paths[of_object], strict=True):
+            yield ChunkSlice(layout, number, beside, path, out, place, n_rows, rows, within)
 
 
 def _as_slice(numbers: list[int]) -> Rows:
     """Return consecutive numbers as a slice, and other numbers unchanged."""
-    first, n = numbers[0], len(numbers)
-    if numbers[-1] - first == n - 1 and numbers == list(range(first, first + n)):
-        return slice(first, first + n)
-    return numbers
+    run = range(numbers[0], numbers[0] + len(numbers))
+    return slice(run.start, run.stop) if numbers == [*run] else numbers
 
 
-class BoundedLRU(Generic[T]):
-    """A thread-safe LRU cache, bounded by the bytes of its values."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit, self._size = limit, 0
-        self._lock = threading.Lock()
-        # Invariant: the sizes of all values add up to `_size`.
-        self._values: OrderedDict[Hashable, tuple[T, int]] = OrderedDict()
-
-    def get(self, key: Hashable) -> T | None:
-        with self._lock:
-            if key not in self._values:
-                return None
-            self._values.move_to_end(key)
-            return self._values[key][0]
-
-    def put(self, key: Hashable, value: T, size: int) -> None:
-        with self._lock:
-            self._size -= self._values.pop(key, (None, 0))[1]
-            self._values[key] = value, size + OWN_SIZE
-            self._size += size + OWN_SIZE
-            while self._size > self._limit:
-                self._size -= self._values.popitem(last=False)[1][1]
-
-    def drop(self, key: Hashable) -> None:
-        with self._lock:
-            self._size -= self._values.pop(key, (None, 0))[1]
+@dataclass(eq=False, slots=True)
+class _Chunk:
+    left: int  # samples not taken yet
+    future: Future[Any] = field(default_factory=Future)
+    size: int = 0  # bytes, once it is decoded
 
 
 class ChunkCache:
-    """Decoded chunks up to a number of bytes.
+    """Decoded chunks up to a number of bytes, and those that are being decoded.
 
-    One thread decodes a chunk; other threads wait for the result. A chunk is dropped when all its samples were taken,
+    One thread decodes a chunk; other threads wait for the result. A chunk is removed when all its samples were taken,
     because an epoch reads each sample only once.
     """
 
     def __init__(self, limit: int) -> None:
-        self._chunks: BoundedLRU[_Chunk] = BoundedLRU(limit)
+        self._limit = limit
         self._lock = threading.Lock()
-        self._awaited: dict[Hashable, _Chunk] = {}  # Invariant: the chunks that a thread is decoding
+        # Invariant: the sizes of all chunks add up to `_size`.
+        self._chunks, self._size = OrderedDict[Hashable, _Chunk](), 0
 
-    def take(self, part: ChunkSlice) -> Future[Any]:
-        """Return the future of a chunk, and take the rows of `part` from it.
+    def take(self, part: ChunkSlice) -> Future[Any] | None:
+        """Take the rows of `part` from its chunk; return the chunk's future, or None if the caller must decode it.
 
-        If it is `part.future`, the caller must decode the chunk and call `fill` or `fail`. `part.future` is set before
-        another thread can wait for it, because Ctrl-C may interrupt at any time.
+        Then it must call `fill` or `fail`. `part.own` is set before another thread can wait for it, because Ctrl-C may
+        interrupt at any time.
         """
-        key = part.key
         with self._lock:
-            chunk = self._awaited.get(key) or self._chunks.get(key)
+            chunk = found = self._chunks.get(part.key)
             if chunk is None:
                 chunk = _Chunk(part.layout.n_rows(part.number))
-                part.future = chunk.future
-                self._awaited[key] = chunk
+                part.own = chunk.future
+                self._chunks[part.key] = chunk
             chunk.left -= part.n_rows
+            self._chunks.move_to_end(part.key)
             if chunk.left <= 0:
-                self._chunks.drop(key)
-            return chunk.future
+                self._remove(part.key)
+        return None if found is None else chunk.future
 
-    def fill(self, key: Hashable, value: Any, size: int, kept_as: Hashable) -> None:
+    def fill(self, part: ChunkSlice, value: Array | None, kept_as: Hashable) -> None:
         """Give a chunk to the threads that wait for it, and cache it under `kept_as` unless it is None."""
+        assert part.own is not None
         with self._lock:
-            chunk = self._awaited.pop(key)
-            if chunk.left > 0 and kept_as is not None:
-                self._chunks.put(kept_as, chunk, size)
-        chunk.future.set_result(value)
+            chunk = self._removed(part)
+            if chunk is not None and kept_as is not None:
+                self._remove(kept_as)
+                chunk.size = OWN_SIZE + (0 if value is None else value.nbytes)
+                self._chunks[kept_as], self._size = chunk, self._size + chunk.size
+                while self._size > self._limit:
+                    self._remove(next(iter(self._chunks)))
+        part.own.set_result(value)
 
     def fail(self, part: ChunkSlice) -> None:
         """Cancel the future that threads wait for, if `take` left the chunk to `part` and it is not filled yet."""
-        if part.future is not None:
+        if part.own is not None:
             with self._lock:
-                chunk = self._awaited.get(part.key)
-                if chunk is not None and chunk.future is part.future:
-                    del self._awaited[part.key]
-            part.future.cancel()
+                self._removed(part)
+            part.own.cancel()
 
+    def _removed(self, part: ChunkSlice) -> _Chunk | None:
+        """Remove and return the chunk that `part` decodes; None if its samples were taken, or its place is another's."""
+        chunk = self._chunks.get(part.key)
+        if chunk is None or chunk.future is not part.own:
+            return None
+        self._remove(part.key)
+        return chunk
 
-class _Chunk:
-    def __init__(self, left: int) -> None:
-        self.left = left  # samples not taken yet
-        self.future: Future[Any] = Future()
+    def _remove(self, key: Hashable) -> None:
+        if (chunk := self._chunks.pop(key, None)) is not None:
+            self._size -= chunk.size
 
 
 @functools.cache
@@ -212,13 +194,16 @@ def _pool() -> DaemonThreadPool:
 os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked child lacks the parent's threads
 
 
-def in_threads(call: Callable[[Any], object], given: Sequence[Any]) -> None:
-    """Call `call` with each value, in this thread and the shared ones. Raises the first error after all have ended."""
+def in_threads(call: Callable[..., object], given: Sequence[Sequence[Any]]) -> None:
+    """Call `call` with each of these arguments, in this thread and the shared ones.
+
+    Raises the first error after all have ended.
+    """
     n = min(n_cores(), len(given))
 
     def some(start: int) -> None:
-        for one in given[start::n]:
-            call(one)
+        for each in given[start::n]:
+            call(*each)
 
     futures = [_pool().submit(some, start) for start in range(1, n)]
     try:

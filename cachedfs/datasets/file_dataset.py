@@ -7,10 +7,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 from fsspec.core import has_magic
 
 from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, files_of, paths_of
-from cachedfs.datasets.samples import Item, Samples, reading
+from cachedfs.datasets.nodes import Keys, name_keys
+from cachedfs.datasets.samples import Item, Samples, T, reading
 from cachedfs.datasets.skipped_files import SkippedFiles
 from cachedfs.errors import ChecksumMismatch, OriginUnavailable
 
@@ -19,7 +22,7 @@ __all__ = ["FileDataset"]
 logger = logging.getLogger("cachedfs.datasets")
 
 
-class FileDataset(Samples):
+class FileDataset(Samples[T]):
     """One sample per file of a pattern, a folder or a list.
 
         texts = FileDataset("cachedfs::gs://my-bucket/texts/*.txt", decode=bytes.decode)
@@ -28,7 +31,8 @@ class FileDataset(Samples):
     A folder stands for all files below it, without hidden ones such as `.DS_Store`. A sample is the file's bytes,
     passed through `decode` and then `transform` if they are given. With `label`, it is a tuple `(sample, label(path))`.
     A batch is read in one round trip. `paths` lists the files in the order of the samples: natural order (`img2` before
-    `img10`, folder by folder), or the order of the list.
+    `img10`, folder by folder), or the order of the list. For a type checker, `FileDataset[tuple[bytes, str]]` says what
+    a sample is.
 
     The files are listed once, in the constructor. A file that was replaced since then is read as it is now. A file that
     was deleted raises `ObjectNotFound` (a FileNotFoundError) with its name.
@@ -63,8 +67,10 @@ class FileDataset(Samples):
         first, urls = as_urls(url)
         super().__init__(first, transform=transform, storage_options=storage_options)
         self.decode, self.label = decode, label
-        listed = files_of(self.fs, first, self.path) if urls is None else paths_of(self.fs, urls)
+        sizes = files_of(self.fs, first, self.path) if urls is None else {}
+        listed = sizes if urls is None else paths_of(self.fs, urls)
         self.paths = CompactStrings(listed)
+        self._sizes = np.array([size or 0 for size in sizes.values()], np.int64) if sizes else None
         self.on_error = on_error
         self._skipped = SkippedFiles() if on_error == "skip" else None
 
@@ -76,17 +82,18 @@ class FileDataset(Samples):
         """The errors of the files left out so far, by path, also those that DataLoader workers left out."""
         return self._skipped.errors() if self._skipped is not None else {}
 
-    def __getitem__(self, index: int) -> Any:
-        number = self.number(index)
-        return self._samples([number], self._read([self.paths[number]]))[0]
+    def __getitem__(self, index: int) -> T:
+        ((number, path, data),) = self._read([self.number(index)])
+        sample: T = self._sample(number, path, data)
+        return sample
 
-    def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
+    def __getitems__(self, indexes: Sequence[int]) -> list[T]:
         """Return the samples with these indexes, their files read in one round trip. An error names the file."""
         numbers = [*map(self.number, indexes)]
-        found = self._read(list(dict.fromkeys(self.paths[number] for number in numbers)))
+        found = self._read(numbers)
         if self._skipped is None or not numbers:
-            return self._samples(numbers, found)
-        samples = self._good(numbers, found)
+            return [self._sample(*each) for each in found]
+        samples = self._good(found)
         # The batch may not be empty: it could not be collated, and all ranks need the same number of batches.
         path = self.paths[numbers[-1]]
         others = (number % len(self) for number in range(numbers[-1] + 1, numbers[-1] + len(self)))
@@ -96,7 +103,7 @@ class FileDataset(Samples):
             if number is None or _is_outage(error):
                 raise error
             path = self.paths[number]
-            samples = self._good([number], self._read([path]))
+            samples = self._good(self._read([number]))
         return samples
 
     def items(self, indexes: Iterable[int]) -> Iterator[Item]:
@@ -106,20 +113,26 @@ class FileDataset(Samples):
             # An explicit byte range: `prefetch` would take the path alone for a pattern.
             yield (path, 0, sys.maxsize) if has_magic(path) else path
 
-    def _read(self, paths: list[str]) -> dict[str, bytes | BaseException]:
+    def objects(self) -> tuple[Keys, npt.NDArray[np.int64] | None]:
+        """Return a hash of each file's path, and the size of each file as listed (None: the files were given as a list)."""
+        return name_keys(self.paths, len(self)), self._sizes
+
+    def _read(self, numbers: list[int]) -> Iterable[tuple[int, str, bytes | BaseException]]:
+        """Return the number, the path, and the bytes or the error of each of these files."""
+        paths = [self.paths[number] for number in numbers]
+        unique = [*dict.fromkeys(paths)]
         with reading():  # not `cat`: it takes some names for patterns
-            return dict(zip(paths, self.fs.cat_ranges(paths, None, None, on_error="return"), strict=True))
+            found = self.fs.cat_ranges(unique, None, None, on_error="return")
+        if len(unique) < len(paths):
+            found = map(dict(zip(unique, found, strict=True)).__getitem__, paths)
+        return zip(numbers, paths, found, strict=True)
 
-    def _samples(self, numbers: Iterable[int], found: Mapping[str, bytes | BaseException]) -> list[Any]:
-        return [self._sample(number, path := self.paths[number], found[path]) for number in numbers]
-
-    def _good(self, numbers: Iterable[int], found: Mapping[str, bytes | BaseException]) -> list[Any]:
+    def _good(self, found: Iterable[tuple[int, str, bytes | BaseException]]) -> list[T]:
         """Return the samples that can be made, and record the others."""
         samples = []
-        for number in numbers:
-            path = self.paths[number]
+        for number, path, data in found:
             try:
-                samples.append(self._sample(number, path, found[path]))
+                samples.append(self._sample(number, path, data))
             except Exception as error:  # any type: user code may raise it
                 assert self._skipped is not None
                 if path not in self._skipped.errors():

@@ -46,8 +46,9 @@ class CompactStrings(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        at = range(len(self._ends) - 1)[index]
-        return self._bytes[self._ends[at] : self._ends[at + 1]].decode("utf-8", "surrogatepass")
+        ends = self._ends
+        at = range(len(ends) - 1)[index]
+        return self._bytes[ends[at] : ends[at + 1]].decode("utf-8", "surrogatepass")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import io
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
@@ -15,19 +17,13 @@ from cachedfs.common.urls import filesystem_at
 from cachedfs.datasets.arguments import current_ranks, ranks_of
 from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, files_of, paths_of
 from cachedfs.datasets.samples import Item
-from cachedfs.datasets.text_streams import (
-    LineBatch,
-    LineSpan,
-    decompressed,
-    first_line,
-    is_compressed,
-    lines_from,
-    spans_of,
-)
+from cachedfs.datasets.text_streams import LineSpan, decompressed, is_compressed, lines_in, spans_of
 from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem import CachedFileSystem
 
 __all__ = ["LineDataset"]
+
+READ = 256 << 10  # bytes read at a time
 
 
 class LineDataset(IterableDataset[Any]):
@@ -110,16 +106,16 @@ class LineDataset(IterableDataset[Any]):
         """Return the position of the iterator that was started last, as a dict of JSON-compatible values."""
         if self._resume_state is not None:
             return dict(self._resume_state)
-        file, offset = self._position.current()
+        position, file = self._position, self._position.file
         return {
-            "part": self._position.part,
-            "n_parts": self._position.n_parts,
+            "part": position.part,
+            "n_parts": position.n_parts,
             "bytes": sum(self._weights()),
             "file": None if file is None else self.paths[file],
             "number": file,
             "version": None if file is None else self._versions[file],
-            "offset": offset,
-            "is_over": self._position.is_over,
+            "offset": 0 if file is None else position.offset,
+            "is_over": position.is_over,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -158,37 +154,32 @@ class LineDataset(IterableDataset[Any]):
             raise ObjectChanged(
                 f"{self.fs.unstrip_protocol(state['file'])}: the file was replaced since the state was saved; start again from the beginning"
             )
-        position.file, position.start = number, offset
+        position.file, position.offset = number, offset
         left = [LineSpan(span.file, offset, span.stop) for span in spans if span.file == number]
         return [span for span in left if offset < span.stop] + [span for span in spans if span.file > number]
 
     def _read(self, spans: Sequence[LineSpan], position: _Position) -> Iterator[Any]:
         decode = self._decoder()
-        for span in spans:
-            with self._opened(span.file) as file:
-                offset = span.start
-                if (span.file, offset) == (position.file, position.start):  # resumed: a line begins here
-                    file.seek(offset)
-                else:
-                    offset = first_line(file, offset, span.stop)
-                for found in _with_name(lines_from(file, offset, span.stop), self._name(span.file)):
-                    lines = position.enter(span.file, found, keep_empty=self.keep_empty)
-                    # The only Python code that runs once per line.
-                    samples = iter(lines) if decode is None else map(decode, lines)
-                    try:
-                        for position.line, sample in enumerate(samples):
+        for number, start, stop in spans:
+            is_resumed = (number, start) == (position.file, position.offset)
+            with self._opened(number) as file:
+                offset = start
+                try:
+                    for offset, line in lines_in(file, start, stop, is_start=is_resumed):
+                        content = line.removesuffix(b"\n").removesuffix(b"\r")
+                        if not offset:
+                            content = content.removeprefix(codecs.BOM_UTF8)
+                        if self.keep_empty or content.strip():
+                            sample = decode(content)
+                            position.file, position.offset = number, offset + len(line)
                             yield sample
-                        # Otherwise the loop would take a StopIteration of `decode` for the end of `map`.
-                        if position.line + 1 < len(lines):
-                            raise RuntimeError("decode or transform raised StopIteration")
-                    except Exception as error:  # any type: user code may raise it
-                        where = f"in the line at byte {position.current()[1]:,}"
-                        error.add_note(f"{where} of {self._name(span.file)}, in {self!r}")
-                        raise
-        position.is_over = True
+                except Exception as error:  # any type: user code and the libraries of formats raise their own
+                    error.add_note(f"in the line at byte {offset:,} of {self._name(number)}, in {self!r}")
+                    raise
+        position.file, position.is_over = None, True
 
     @contextlib.contextmanager
-    def _opened(self, number: int) -> Iterator[Any]:
+    def _opened(self, number: int) -> Iterator[io.BufferedReader]:
         path, size = self.paths[number], self._sizes[number]
         with self.fs.open(path, "rb") as file:
             is_other = size is not None and getattr(file, "size", None) not in (None, size)
@@ -196,16 +187,17 @@ class LineDataset(IterableDataset[Any]):
                 raise ObjectChanged(
                     f"{self._name(number)}: the file was replaced since {self!r} was created; create it again"
                 )
-            with contextlib.closing(decompressed(path, file)) if is_compressed(path) else file as stream:
-                yield stream
+            stream = decompressed(path, file) if is_compressed(path) else file
+            with io.BufferedReader(stream, READ) as lines:
+                yield lines
 
-    def _decoder(self) -> Callable[[bytes], Any] | None:
+    def _decoder(self) -> Callable[[bytes], Any]:
         decode, transform = self.decode, self.transform
         if decode is None and self.encoding is not None:
             is_utf8 = codecs.lookup(self.encoding).name == "utf-8"
             decode = bytes.decode if is_utf8 else operator.methodcaller("decode", self.encoding)
         if decode is None or transform is None:
-            return decode or transform
+            return decode or transform or bytes
         return lambda line: transform(decode(line))
 
     def _spans(self, part: int, n_parts: int) -> list[LineSpan]:
@@ -244,47 +236,15 @@ class LineDataset(IterableDataset[Any]):
         return f"LineDataset({self.url!r}, {len(self.paths):,} files, {n_bytes:,} bytes)"
 
 
+@dataclass
 class _Position:
-    """The position of an iterator. It is computed on request only, so that a line costs almost nothing."""
+    """The position of an iterator: behind the last sample it returned."""
 
-    def __init__(self, part: int = 0, n_parts: int = 1) -> None:
-        self.part, self.n_parts = part, n_parts
-        self.is_over = False
-        self.line = -1  # index of the last yielded line in the current batch of lines
-        self.file: int | None = None
-        self.start = 0  # offset of the first line of the batch
-        self._lines: list[bytes] = []  # the lines of the batch, as in the file
-        self._numbers: Sequence[int] = ()  # indexes of the lines to yield in `_lines`
-
-    def enter(self, file: int, found: LineBatch, *, keep_empty: bool) -> list[bytes]:
-        """Start a batch of lines; return the lines to yield, without line ends and byte order mark."""
-        self.file, self.start, self._lines, self.line = file, found.begin, found.lines, -1
-        lines, self._numbers = found.lines, range(len(found.lines))
-        if found.begin == 0 and lines[0].startswith(codecs.BOM_UTF8):
-            lines = [lines[0].removeprefix(codecs.BOM_UTF8), *lines[1:]]
-        if found.may_return:
-            lines = [line.removesuffix(b"\r") for line in lines]
-        if not keep_empty and not all(map(bytes.strip, lines)):
-            self._numbers = [i for i, line in enumerate(lines) if line.strip()]
-            lines = [lines[i] for i in self._numbers]
-        return lines
-
-    def current(self) -> tuple[int | None, int]:
-        """Return the file index and the offset of the next line; (None, 0) at the start and at the end."""
-        if self.file is None or self.is_over:
-            return None, 0
-        n = self.line + 1
-        before = self._lines[: self._numbers[n] if n < len(self._numbers) else len(self._lines)]
-        return self.file, self.start + sum(map(len, before)) + len(before)
-
-
-def _with_name(blocks: Iterator[Any], name: str) -> Iterator[Any]:
-    """Yield from `blocks`; an error while reading or decompressing gets a note with the file's name."""
-    try:
-        yield from blocks
-    except Exception as error:  # any type: each library raises its own for corrupt data
-        error.add_note(f"while reading {name}")
-        raise
+    part: int = 0
+    n_parts: int = 1
+    file: int | None = None  # None: at the start, or at the end
+    offset: int = 0
+    is_over: bool = False
 
 
 def _version(fs: Any, path: str) -> str | None:

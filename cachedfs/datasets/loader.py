@@ -7,9 +7,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any, Generic, Literal
 
 import torch
 
@@ -18,6 +19,7 @@ from cachedfs.datasets.arguments import at_least, current_ranks, raise_if_ranks_
 from cachedfs.datasets.batch_queue import BatchQueue, PreparedBatch
 from cachedfs.datasets.batches import BatchMover, size_of
 from cachedfs.datasets.epoch_report import BatchTiming, EpochReport, EpochTimings, FetchMeter, report_of
+from cachedfs.datasets.nodes import NodeOrders, Ranks, StoredObjects, nodes_of, ranks_on_nodes
 from cachedfs.datasets.prefetch_plan import DatasetPrefetch, ranks_here
 from cachedfs.datasets.sampler import (
     EpochOrders,
@@ -28,7 +30,7 @@ from cachedfs.datasets.sampler import (
     place_in,
     state_at,
 )
-from cachedfs.datasets.samples import Collate, SampleReader, reading_s
+from cachedfs.datasets.samples import Collate, SampleReader, T, reading_s
 from cachedfs.datasets.thread_choice import MadeBatch, ThreadChoice
 
 __all__ = ["Loader"]
@@ -39,11 +41,12 @@ SHUFFLES: dict[Any, Shuffle | None] = {
     True: "full",
     "full": "full",
     "window": "window",
+    "node": "node",
 }
 
 
-class Loader:
-    """Iterate over the batches of a map-style dataset, epoch by epoch; threads prepare them ahead.
+class Loader(Generic[T]):
+    """Iterate over the batches (of type `T`) of a map-style dataset, epoch by epoch; threads prepare them ahead.
 
         loader = Loader(train, batch_size=16, shuffle=True, seed=0)
         for epoch in range(loader.epoch, 10):
@@ -64,14 +67,16 @@ class Loader:
         dataset: Any,
         *,
         batch_size: int = 1,
-        shuffle: bool | Literal["full", "window"] | None = False,
+        shuffle: bool | Literal["full", "window", "node"] | None = False,
         seed: int = 0,
         window: int = 64,
         drop_last: bool = False,
         pad: bool = True,
         rank: int | None = None,
         world_size: int | None = None,
-        collate_fn: Collate | None = None,
+        n_nodes: int | None = None,
+        node_rank: int | None = None,
+        collate_fn: Callable[[list[Any]], T] | None = None,
         device: torch.device | str | int | None = None,
         pin_memory: bool | None = None,
         n_threads: int | None = None,
@@ -85,7 +90,9 @@ class Loader:
 
         `batch_size`: samples per batch of one rank. `shuffle`: True (or "full") draws from all permutations, with
         `seed`. "window" keeps samples that one fetch reads near one another, mixed with the samples of `window` such
-        groups. False keeps the order of the dataset.
+        groups. "node" gives each node the same part of the data in every epoch, and shuffles within the nodes, so that
+        their caches hold the data once in total: files, shards or runs of chunks in the order of a hash, cut into parts
+        of equal bytes. False keeps the order of the dataset.
 
         `rank`, `world_size`: by default those of torch.distributed if it is initialized when a loop begins, else rank 0
         of 1. All ranks get the same number of batches of the same sizes: at the end of an epoch, samples from its
@@ -93,6 +100,11 @@ class Loader:
         differ in size. `drop_last`: leave out the last samples if they do not fill a whole batch for every rank. Before
         its first batch, a loop of several ranks of torch.distributed compares their epochs: all of them must begin it,
         and RuntimeError is raised if they differ.
+
+        `n_nodes`, `node_rank`: for `shuffle="node"`; by default those of torchrun or SLURM. The ranks of a node must be
+        adjacent, and equally many on each. Without ranks, each node is one process. The parts of the nodes may differ in
+        samples: nodes with fewer repeat some, those with more leave some out with `drop_last`, and with `pad=False`
+        their loops end after different numbers of batches.
 
         `collate_fn`: makes a batch from a list of samples; default: torch's `default_collate`. `device`: where to
         move the tensors of a batch; copies to CUDA run while the training computes. `pin_memory`: None pins only
@@ -110,8 +122,11 @@ class Loader:
         self._batch_size, self._drop_last, self._pad = at_least(1, batch_size=batch_size), drop_last, pad
         self._explicit_ranks = ranks_of(rank, world_size)
         if not isinstance(shuffle, str | bool | None) or shuffle not in SHUFFLES:
-            raise ValueError(f"shuffle={shuffle!r}: expected True, False, 'full' or 'window'")
+            raise ValueError(f"shuffle={shuffle!r}: expected True, False, 'full', 'window' or 'node'")
         self._shuffle, self._seed = SHUFFLES[shuffle], operator.index(seed)
+        self._explicit_nodes = nodes_of(n_nodes, node_rank)
+        if self._explicit_nodes is not None and self._shuffle != "node":
+            raise ValueError(f"n_nodes={n_nodes!r}: only shuffle='node' takes it, and shuffle={shuffle!r}")
         self._window = at_least(1, window=window)
         self._collate, self._device, self._pin_memory = collate_fn, device, pin_memory
         most = min(max(n_cores(), 4), 8) if n_threads is None else at_least(1, n_threads=n_threads)
@@ -123,6 +138,7 @@ class Loader:
         self._measured: tuple[int, FetchMeter] | None = None  # the epoch of the timings, and its fetch counts
         # After the last returned batch, and where the next loop begins.
         self._position = self._next = EpochPosition(0)
+        self._division: RankDivision | None = None  # of the positions in the epoch of the last loop
         self._queue: BatchQueue | None = None
         self._plan: DatasetPrefetch | None = None
 
@@ -148,18 +164,19 @@ class Loader:
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch for this rank. With echo, repetitions count."""
-        rank, world_size = self._ranks()
-        return self._division(world_size).n_batches(rank) * self._echo
+        ranks = self._ranks()
+        return self._divided(ranks, self._orders(ranks).n).n_batches(ranks.local_rank) * self._echo
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last returned batch, for `load_state_dict`; cheap and small.
 
         Ranks that are in step have the same state. With echo, a batch counts when it is returned first.
         """
-        epochs, place = self._epochs(), self._position
-        if place.position and self._division(self._ranks()[1]).is_over(place.position):
-            place = EpochPosition(place.epoch + 1)
-        return state_at(place, epochs)
+        place, ranks = self._position, self._ranks()
+        division = self._division or self._divided(ranks, self._orders(ranks).n_positions)
+        if place.position and division.is_over(place.position):
+            place = place.next_epoch()
+        return state_at(place, self._epochs())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Start the next loop at a saved position, once. The ranks, the batch size and the threads may differ.
@@ -170,16 +187,16 @@ class Loader:
 
     def _move_to(self, place: EpochPosition) -> None:
         self.close()
-        self._position = self._next = place
+        self._position, self._next, self._division = place, place, None
 
     _is_process_over = staticmethod(sys.is_finalizing)  # kept here: at exit, the name `sys` may be cleared
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         """Return an iterator over this rank's batches of one epoch. It starts when the first batch is asked for."""
         self._end_loop()
         return self._run()
 
-    def _run(self) -> Iterator[Any]:
+    def _run(self) -> Iterator[T]:
         queue, division, mover = self._begin()
         is_complete = False
         try:
@@ -189,8 +206,8 @@ class Loader:
                 if prepared is None:  # only other ranks have a batch in the last step
                     break
                 batch = mover.received(*prepared.batch)
-                self._position = EpochPosition(self.epoch, division.after(self._position.position))
-                self._next = EpochPosition(self.epoch + 1)  # only now: a loop without a batch is no epoch
+                self._position = replace(self._position, position=division.after(self._position.position))
+                self._next = self._position.next_epoch()  # only now: a loop without a batch is no epoch
                 use_start = time.perf_counter()
                 for _ in range(self._echo):
                     yield batch
@@ -213,25 +230,26 @@ class Loader:
         """Start the threads and the prefetch plan of an epoch, at the position where it begins."""
         self._end_loop()
         mover = BatchMover(self._device, self._pin_memory)
-        rank, world_size = self._ranks()
-        division, epochs = self._division(world_size), self._epochs()
-        place = self._next
-        if world_size > 1 and (rank, world_size) == current_ranks():
-            raise_if_ranks_differ(state_at(place, epochs))
+        ranks = self._ranks()
+        orders, place = self._orders(ranks), self._next.on_nodes(ranks.n_nodes)
+        if ranks.world_size > 1 and (ranks.rank, ranks.world_size) == current_ranks():
+            raise_if_ranks_differ(state_at(place, self._epochs()))
+        order, n_positions = orders.at(place)
+        division, own = self._divided(ranks, n_positions), range(ranks.local_rank, ranks.local_rank + 1)
         queue = BatchQueue(
             partial(_make_batch, self._source, self._collate, mover),
-            division.batches(epochs.order(place.epoch), range(rank, rank + 1), place.position),
+            replace(division, n=len(order)).batches(order, own, place.position),
             threads=self._threads,
             most=self._most,
             most_bytes=self._most_bytes,
             enter=partial(_set_up_thread, mover, torch.get_num_threads()),
         )
-        self._queue, self._position, self.timings = queue, place, EpochTimings()
+        self._queue, self._position, self._division, self.timings = queue, place, division, EpochTimings()
         self._measured = place.epoch, FetchMeter(self._source.fs)
-        ranks = ranks_here(rank, world_size, os.environ)
-        if self._plan is None or not self._plan.continues(epochs, division, ranks, place):
+        here = ranks.on_this_node(ranks_here(ranks.rank, ranks.world_size, os.environ))
+        if self._plan is None or not self._plan.continues(orders, division, here, place):
             self._end_plan()
-            self._plan = DatasetPrefetch(self._source, epochs, division, ranks, place)
+            self._plan = DatasetPrefetch(self._source, orders, division, here, place)
         return queue, division, mover
 
     def _next_batch(self, queue: BatchQueue) -> PreparedBatch | None:
@@ -245,7 +263,7 @@ class Loader:
             queue.close()
         elif is_complete:
             self._end_queue()
-            self._position = self._next = EpochPosition(self.epoch + 1)
+            self._position = self._next = self._position.next_epoch()
         else:
             self.close()
 
@@ -279,7 +297,7 @@ class Loader:
             self.timings,
             meter.fetched(),
             epoch=epoch,
-            n=len(self._source),
+            n=self._orders(self._ranks()).n,
             n_threads=self._threads.current,
             tells_reading=self._source.tells_reading,
         )
@@ -289,15 +307,28 @@ class Loader:
         if plan is not None:
             plan.close()
 
+    @cached_property
+    def _objects(self) -> StoredObjects:
+        return self._source.objects()
+
     def _epochs(self) -> EpochOrders:
         source = self._source
-        return EpochOrders(len(source), self._seed, self._shuffle, self._window, source.group_size)
+        objects = self._objects.checksum if self._shuffle == "node" else 0
+        return EpochOrders(len(source), self._seed, self._shuffle, self._window, source.group_size, objects)
 
-    def _division(self, world_size: int) -> RankDivision:
-        return RankDivision(len(self._source), self._batch_size, world_size, self._drop_last, self._pad)
+    def _orders(self, ranks: Ranks) -> EpochOrders | NodeOrders:
+        if self._shuffle != "node":
+            return self._epochs()
+        return NodeOrders(self._epochs(), self._objects, ranks, self._drop_last, self._pad)
 
-    def _ranks(self) -> tuple[int, int]:
-        return self._explicit_ranks or current_ranks() or (0, 1)
+    def _divided(self, ranks: Ranks, n: int) -> RankDivision:
+        return RankDivision(n, self._batch_size, ranks.n_local, self._drop_last, self._pad)
+
+    def _ranks(self) -> Ranks:
+        ranks = self._explicit_ranks or current_ranks()
+        if self._shuffle == "node":
+            return ranks_on_nodes(ranks, self._explicit_nodes, os.environ)
+        return Ranks(*(ranks or (0, 1)))
 
     def __enter__(self) -> Loader:
         return self

@@ -12,6 +12,7 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Any
 
+from cachedfs.datasets.nodes import NodeOrders
 from cachedfs.datasets.sampler import EpochOrders, EpochPosition, Order, RankDivision
 from cachedfs.datasets.samples import Item, SampleReader
 
@@ -49,7 +50,7 @@ class DatasetPrefetch:
     def __init__(
         self,
         source: SampleReader,
-        epochs: EpochOrders,
+        epochs: EpochOrders | NodeOrders,
         division: RankDivision,
         ranks: range,
         place: EpochPosition,
@@ -58,7 +59,7 @@ class DatasetPrefetch:
     ) -> None:
         self._source, self._key = source, (epochs, division, ranks)
         self._check_at = time.monotonic() + CHECK_EVERY_S
-        self._next = EpochPosition(place.epoch + 1)
+        self._next = place.next_epoch()
         self._pid = os.getpid()
         self._n_requests = self._count_requests()
         self._left_out: set[int] = set()
@@ -80,13 +81,13 @@ class DatasetPrefetch:
             logger.debug("cannot prefetch %r", source, exc_info=True)
 
     def continues(
-        self, epochs: EpochOrders, division: RankDivision, ranks: range, place: EpochPosition
+        self, epochs: EpochOrders | NodeOrders, division: RankDivision, ranks: range, place: EpochPosition
     ) -> bool:
         """Return whether this plan covers the reads from `place` on; if so, let it fetch the epoch after that, too."""
         is_next = (epochs, division, ranks) == self._key and place == self._next
         if not is_next or self._pid != os.getpid() or self._must_restart(place):
             return False
-        self._next, self._n_requests = replace(place, epoch=place.epoch + 1), self._count_requests()
+        self._next, self._n_requests = place.next_epoch(), self._count_requests()
         self._grants.put(True)
         return True
 
@@ -126,7 +127,7 @@ class DatasetPrefetch:
 
 def _items(
     source: SampleReader,
-    epochs: EpochOrders,
+    epochs: EpochOrders | NodeOrders,
     division: RankDivision,
     ranks: range,
     place: EpochPosition,
@@ -140,14 +141,15 @@ def _items(
     An epoch is left out if the samples of it that are checked are all cached.
     """
     while grants.get():
-        order = epochs.order(place.epoch)
+        order, _ = epochs.at(place)
+        division = replace(division, n=len(order))
         shares = division.batches(order, ranks, place.position)
         if declares or not source.is_cached(_some(order, division, ranks, place.position)):
             yield from source.items(index for share in shares for index in share.tolist())
         else:
             left_out.add(place.epoch)
         del order, shares  # free their memory before the wait for the next grant
-        place, declares = EpochPosition(place.epoch + 1), False
+        place, declares = place.next_epoch(), False
 
 
 def _some(order: Order, division: RankDivision, ranks: range, position: int) -> Iterator[int]:

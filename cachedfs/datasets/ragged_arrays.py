@@ -13,7 +13,7 @@ from fsspec import AbstractFileSystem
 
 from cachedfs.datasets.chunks import parts_between
 from cachedfs.datasets.samples import naming
-from cachedfs.datasets.zarr_layout import RAGGED, UnsupportedArray, beside, layout_of
+from cachedfs.datasets.zarr_layout import RAGGED, beside, layout_of
 from cachedfs.datasets.zarr_reader import ChunkReader
 
 __all__ = ["RaggedArray"]
@@ -28,21 +28,16 @@ class RaggedArray:
     def __init__(
         self, fs: AbstractFileSystem, path: str, name: str, found: Mapping[str, Any], pool_size: int
     ) -> None:
-        """Make a reader of the array `name` of the group at `path`, from zarr's metadata of its arrays by name.
-
-        Raises ValueError for an array with another layout than `pack` writes.
-        """
+        """Make a reader of the array `name` of the group at `path`, from zarr's metadata of its arrays by name."""
         self._name = f"{fs.unstrip_protocol(path)}/{name}"
         # The type of the samples: bytes, utf-8, json, or "" for arrays.
         self._means: str = found[name].attributes[RAGGED].get("means", "")
-        names = beside(name, found[name])
-        try:
-            self._layout = layout_of(f"{path}/{name}", found[name])
-            self._others = {word: layout_of(f"{path}/{each}", found[each]) for word, each in names.items()}
-        except UnsupportedArray as why:
-            raise ValueError(f"{self._name}: this ragged array cannot be read: {why}") from why
+        self.layout = layout_of(f"{path}/{name}", found[name])
+        self._others = {
+            word: layout_of(f"{path}/{each}", found[each]) for word, each in beside(name, found[name]).items()
+        }
         make = functools.partial(ChunkReader, fs, pool_size=pool_size, naming=self._naming)
-        self.elements, self._beside = make({"elements": self._layout}), make(self._others)
+        self.elements, self._beside = make({"elements": self.layout}), make(self._others)
 
     def __len__(self) -> int:
         return self._others["offsets"].shape[0] - 1
@@ -50,7 +45,7 @@ class RaggedArray:
     @property
     def mean(self) -> float:
         """The mean number of elements of a sample."""
-        return self._layout.shape[0] / max(1, len(self))
+        return self.layout.shape[0] / max(1, len(self))
 
     def rows(self, numbers: Numbers) -> list[Any]:
         """Return the samples with these indexes; each of their chunks is fetched and decoded once."""
@@ -58,11 +53,11 @@ class RaggedArray:
         starts, stops = self._bounds(samples)
         sizes = stops - starts
         ends = np.cumsum(sizes)
-        out = np.empty(int(ends[-1]) if len(ends) else 0, self._layout.decoder.dtype)
+        out = np.empty(int(ends[-1]) if len(ends) else 0, self.layout.decoder.dtype)
         self.elements.put(
             part
             for start, stop, at in _runs(starts, stops, ends - sizes)
-            for part in parts_between(self._layout, start, stop, out, at)
+            for part in parts_between(self.layout, start, stop, out, at)
         )
         found = self._samples(samples, out, ends - sizes, ends)
         # A repeated sample is copied, so that in-place changes stay separate.
@@ -71,7 +66,7 @@ class RaggedArray:
 
     def touched(self, samples: Sequence[int]) -> Sequence[Iterable[int]]:
         """Return for each of these samples one element of each of its chunks."""
-        n = self._layout.chunk[0]
+        n = self.layout.chunk[0]
         starts, stops = self._bounds(np.array(samples, np.int64))
         return [
             range(start // n * n, stop, n) if start < stop else ()
@@ -84,7 +79,7 @@ class RaggedArray:
         edges = np.empty(len(wanted), self._others["offsets"].decoder.dtype)
         self._beside.read(wanted, {"offsets": edges})
         found = edges.astype(np.int64)[places].reshape(2, -1)
-        if (found[0] > found[1]).any() or (found < 0).any() or (found > self._layout.shape[0]).any():
+        if (found[0] > found[1]).any() or (found < 0).any() or (found > self.layout.shape[0]).any():
             raise ValueError(f"{self._name}: its offsets do not match its elements; pack it again")
         return found[0], found[1]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 __all__ = ["EpochOrders", "EpochPosition", "RankDivision", "Shuffle", "place_in", "state_at"]
 
-Shuffle = Literal["full", "window"]
+Shuffle = Literal["full", "window", "node"]
 Order = npt.NDArray[np.int64]
 
 VERSION = 1  # format version of the dict from `state_at`
+OF_NODES = ("n_nodes", "earlier", "objects")  # what only the state of a node shuffle has
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class EpochOrders:
     `shuffle`: "full" draws from all permutations. "window" keeps the samples of a group (`group_size` neighbors, such
     as those of a chunk) near one another, and mixes them with those of other groups. Groups come in random order, and
     an exponentially distributed delay moves each sample back, as if it were drawn from a pool that holds `window`
-    groups. None keeps the order of the dataset.
+    groups. "node" is the order of "full", of which each node takes its own samples; `objects` is a checksum of what
+    divides them. None keeps the order of the dataset.
     """
 
     n: int
@@ -32,6 +34,16 @@ class EpochOrders:
     shuffle: Shuffle | None
     window: int = 64
     group_size: int = 1
+    objects: int = 0
+
+    @property
+    def n_positions(self) -> int:
+        """Positions in an epoch."""
+        return self.n
+
+    def at(self, place: EpochPosition) -> tuple[Order, int]:
+        """Return the order of the epoch of `place`, and its length."""
+        return self.order(place.epoch), self.n
 
     def order(self, epoch: int) -> Order:
         """Return the indexes of all samples in the order of one epoch; a million take about 0.1 s, and 24 bytes each.
@@ -43,7 +55,7 @@ class EpochOrders:
             return np.arange(n, dtype=np.int64)
         key = np.array([self.seed % (1 << 64), epoch % (1 << 64)], dtype=np.uint64)
         words = np.random.Philox(key=key).random_raw
-        if self.shuffle == "full" or group_size >= n or window * group_size >= n:
+        if self.shuffle != "window" or group_size >= n or window * group_size >= n:
             return np.argsort(words(n), kind="stable")
         n_groups = -(-n // group_size)
         places = np.empty(n_groups, dtype=np.float64)
@@ -56,10 +68,27 @@ class EpochOrders:
 
 @dataclass(frozen=True)
 class EpochPosition:
-    """A position in an epoch: all ranks together have received the first `position` samples of its order."""
+    """A position in an epoch: all ranks together have received the first `position` samples of its order.
+
+    With node shuffle, the ranks of each of the `n_nodes` nodes have received the first `position` samples of its own
+    order. `earlier` has such pairs of `n_nodes` and `position` from before: each is of what was left by the last one.
+    """
 
     epoch: int
     position: int = 0
+    n_nodes: int = 1
+    earlier: tuple[tuple[int, int], ...] = ()
+
+    def next_epoch(self) -> EpochPosition:
+        """Return the beginning of the epoch after this one."""
+        return EpochPosition(self.epoch + 1, n_nodes=self.n_nodes)
+
+    def on_nodes(self, n_nodes: int) -> EpochPosition:
+        """Return the same position as seen from another number of nodes."""
+        if n_nodes == self.n_nodes:
+            return self
+        read = ((self.n_nodes, self.position),) if self.position else ()
+        return EpochPosition(self.epoch, 0, n_nodes, self.earlier + read)
 
 
 @dataclass(frozen=True)
@@ -126,8 +155,9 @@ class RankDivision:
 
 
 def state_at(place: EpochPosition, epochs: EpochOrders) -> dict[str, Any]:
-    """Return a small dict of numbers and strings from which `place_in` restores the position."""
-    return {"version": VERSION, **asdict(place), **asdict(epochs)}
+    """Return a small dict of numbers and strings from which `place_in` restores the position; lists of node shuffle."""
+    state = {"version": VERSION, **asdict(place), "earlier": [*map(list, place.earlier)], **asdict(epochs)}
+    return {name: value for name, value in state.items() if epochs.shuffle == "node" or name not in OF_NODES}
 
 
 def place_in(state: Mapping[str, Any], epochs: EpochOrders) -> EpochPosition:
@@ -137,7 +167,8 @@ def place_in(state: Mapping[str, Any], epochs: EpochOrders) -> EpochPosition:
         raise ValueError(
             f"cannot resume from a state of version {version!r}: this release reads version {VERSION}"
         )
-    here, names = asdict(epochs), [field.name for field in fields(EpochOrders)]
+    here = asdict(epochs)
+    names = [name for name in here if name not in OF_NODES]
     if missing := [name for name in ("epoch", "position", *names) if name not in state]:
         raise ValueError(f"this is not a state of a Loader: it has no {', '.join(missing)}")
     if epochs.shuffle != "window":  # the others do not affect the order
@@ -146,7 +177,13 @@ def place_in(state: Mapping[str, Any], epochs: EpochOrders) -> EpochPosition:
     if differ:
         said = "; ".join(f"{name}={state[name]!r}, and here it is {here[name]!r}" for name in differ)
         raise ValueError(f"the samples would come in another order: the state has {said}")
-    place = EpochPosition(int(state["epoch"]), int(state["position"]))
+    earlier = tuple((int(n_nodes), int(position)) for n_nodes, position in state.get("earlier", ()))
+    place = EpochPosition(int(state["epoch"]), int(state["position"]), int(state.get("n_nodes", 1)), earlier)
     if place.epoch < 0 or not 0 <= place.position <= epochs.n:
         raise ValueError(f"no such place: epoch {place.epoch}, {place.position:,} of {epochs.n:,} samples")
+    if (place.position or earlier) and state.get("objects", 0) != epochs.objects:
+        raise ValueError(
+            f"the files, or their sizes, are not those of the state: which of them epoch {place.epoch} has read is "
+            f"unknown. Call set_epoch({place.epoch}) to begin it again, or set_epoch({place.epoch + 1})"
+        )
     return place

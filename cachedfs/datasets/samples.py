@@ -8,14 +8,25 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
+import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset, Subset, default_collate
 
 from cachedfs.common.urls import filesystem_at
 from cachedfs.core.readahead import as_declared
+from cachedfs.datasets.nodes import Keys, StoredObjects, run_keys, run_size
 from cachedfs.filesystem import CachedFileSystem
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 __all__ = ["Collate", "Item", "SampleReader", "Samples", "naming", "once_each", "reading", "reading_s"]
 
@@ -25,8 +36,8 @@ Collate = Callable[[list[Any]], Any]
 SHOWN = 16  # sample indexes of a batch that an error lists
 
 
-class Samples(Dataset[Any]):
-    """Base class of map-style datasets: samples by index, read from one URL.
+class Samples(Dataset[T], Generic[T]):
+    """Base class of map-style datasets: samples of type `T` by index, read from one URL.
 
     `fs` and `path` are the filesystem and the path that `url` resolves to. A dataset pickles and forks as `fs` does.
 
@@ -76,16 +87,16 @@ class Samples(Dataset[Any]):
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> T:
         """Return one sample. Raises IndexError beyond the last."""
         raise NotImplementedError
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         # Python's iteration by `__getitem__` would end silently at an IndexError raised by `decode`.
         for number in range(len(self)):
             yield self[number]
 
-    def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
+    def __getitems__(self, indexes: Sequence[int]) -> list[T]:
         """Return the samples with these indexes, in one round trip. A DataLoader calls this for each batch."""
         raise NotImplementedError
 
@@ -97,12 +108,21 @@ class Samples(Dataset[Any]):
         """Yield what these samples read, in order, as items of `fs.prefetch`; nothing if it is not known."""
         return iter(())
 
+    def objects(self) -> tuple[Keys, npt.NDArray[np.int64] | None]:
+        """Return for each sample a hash of what it is stored in, and the bytes of that (None: not known).
+
+        A Loader with `shuffle="node"` keeps samples with the same hash on one node; by default those of neighbors.
+        """
+        return run_keys(len(self), run_size(len(self), self.group_size)), None
+
     def number(self, index: Any) -> int:
         """Return a sample's index counted from the start. Raises IndexError if out of range, TypeError if no integer."""
         number, n = operator.index(index), len(self)
-        if not -n <= number < n:
+        if 0 <= number < n:
+            return number
+        if not -n <= number < 0:
             raise IndexError(f"sample {number} of {n}: {self!r}")
-        return number % n
+        return number + n
 
     def transformed(self, index: int, sample: Any, *, name: str = "") -> Any:
         """Return the sample after `transform`; an error of `transform` gets a note that names the sample."""
@@ -197,6 +217,7 @@ class SampleReader:
             self._subsets.append(inner.indices)
             inner = inner.dataset
         samples = self._samples = inner if isinstance(inner, Samples) else None
+        self._n_inner = len(inner)
         fs = None if samples is None else samples.fs
         self.fs = fs if isinstance(fs, CachedFileSystem) else None
         self.prefetch: Callable[[Iterable[Item]], Any] | None = getattr(fs, "prefetch", None)
@@ -219,6 +240,19 @@ class SampleReader:
         """Return whether a cachedfs filesystem has all that these samples read in its cache."""
         fs = self.fs
         return fs is not None and all(map(fs._is_item_cached, self.items(indexes)))
+
+    def objects(self) -> StoredObjects:
+        """Return the objects of the samples, by which a node shuffle divides them."""
+        samples = self._samples
+        keys, sizes = (
+            samples.objects()
+            if samples is not None
+            else (run_keys(self._n_inner, run_size(self._n_inner)), None)
+        )
+        numbers = np.arange(len(self))
+        for subset in self._subsets:
+            numbers = np.asarray(subset, dtype=np.int64)[numbers]
+        return StoredObjects(keys[numbers], None if sizes is None else sizes[numbers])
 
     def batch(self, indexes: Sequence[int], collate: Collate | None) -> Any:
         """Return a batch of samples; any error gets a note that lists their indexes."""

@@ -1,4 +1,4 @@
-"""Read compressed files as streams, and read the lines in a byte range of a text file."""
+"""Read compressed files as streams, and the lines that begin in a byte range of a text file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import bz2
 import codecs
 import contextlib
 import gzip
+import io
 import lzma
 import sys
 from bisect import bisect_left
@@ -14,14 +15,11 @@ from importlib import import_module
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-__all__ = ["END", "LineBatch", "LineSpan", "decompressed", "first_line", "is_compressed", "lines_from"]
-__all__ += ["spans_of"]
+__all__ = ["END", "LineSpan", "decompressed", "is_compressed", "lines_in", "spans_of"]
 
 _INPUT = 128 << 10  # compressed bytes read at a time
 
 END = sys.maxsize  # the `stop` of a span over a whole file
-READ = 256 << 10  # bytes read and split at a time; their lines are in memory together
-TAIL = 32 << 10  # bytes read at a time for a line that extends into the next part
 
 
 def is_compressed(path: str) -> bool:
@@ -54,7 +52,7 @@ def _zstd(file: Any) -> Any:
     return _Frames(file, lambda: zstandard.ZstdDecompressor().decompressobj())
 
 
-class _Frames:
+class _Frames(io.RawIOBase):
     """Reader of all zstd frames of a file.
 
     zstandard's own reader takes a truncated frame for a complete one.
@@ -63,33 +61,38 @@ class _Frames:
     def __init__(self, file: Any, begin: Callable[[], Any]) -> None:
         self._file, self._begin = file, begin
         self._frame: Any = None  # None between two frames
-        self._input = self._over = b""
+        self._input = b""
+        self._output = memoryview(b"")
         self._position = 0
 
-    def read(self, n: int = -1) -> bytes:
-        """Return the next bytes, regardless of `n`; empty only at the end."""
-        data, self._over = self._over, b""
-        while not data:
-            self._input = self._input or self._file.read(_INPUT)
-            if not self._input:
-                if self._frame is not None:
-                    raise EOFError("compressed file ended before the end of its last frame")
-                return b""
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._output and (self._input or (compressed := self._file.read(_INPUT))):
             self._frame = self._frame or self._begin()
-            data = self._frame.decompress(self._input)
+            self._output = memoryview(self._frame.decompress(self._input or compressed))
             self._input = b""
             if self._frame.eof:
                 self._input, self._frame = self._frame.unused_data, None
-        self._position += len(data)
-        return data
+        if not self._output and self._frame is not None:
+            raise EOFError("compressed file ended before the end of its last frame")
+        n = min(len(buffer), len(self._output))
+        buffer[:n], self._output = self._output[:n], self._output[n:]
+        self._position += n
+        return n
 
-    def seek(self, offset: int) -> None:
-        while self._position < offset and (data := self.read()):
-            self._over = data[len(data) - max(0, self._position - offset) :]
-            self._position -= len(self._over)
+    def tell(self) -> int:
+        return self._position
 
-    def close(self) -> None:
-        self._frame = None
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Read up to `offset`, from the start and not before the position."""
+        while self._position < offset and self.read(min(_INPUT, offset - self._position)):
+            pass
+        return self._position
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
@@ -133,64 +136,26 @@ def spans_of(sizes: Sequence[int], is_whole: Sequence[bool], part: int, n_parts:
     return found
 
 
-def first_line(file: Any, start: int, stop: int) -> int:
-    """Return the offset of the first line that begins at `start` or later.
+def lines_in(
+    file: io.BufferedReader, start: int, stop: int, *, is_start: bool = False
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the offset and the bytes of the lines that begin in `[start, stop)` of a file, with their ends.
 
-    Returns `stop` or more if no line begins before `stop`. The file is left at that offset. It needs only `seek` and
-    `readline`.
+    `is_start`: a line begins at `start`. The last line of a file may lack its end; a byte order mark alone is no line.
+    Raises ValueError for a file whose lines end with b"\\r" alone.
     """
-    if start == 0:
-        file.seek(0)
-        return 0
-    position = start - 1  # a line begins at `start` if the byte before it is a line end
-    file.seek(position)
-    while position < stop:
-        data = file.readline(TAIL)
-        position += len(data)
-        if data.endswith(b"\n"):
-            return position
-        if not data:
-            break
-    return stop
-
-
-class LineBatch(NamedTuple):
-    """Consecutive lines and the offset of the first one. Each lacks its b"\\n", but still has a b"\\r"."""
-
-    begin: int
-    lines: list[bytes]
-    may_return: bool  # False: no line ends with b"\\r"
-
-
-def lines_from(file: Any, start: int, stop: int) -> Iterator[LineBatch]:
-    """Yield the lines that begin in `[start, stop)`, many at a time.
-
-    A line must begin at `start`, and the file must be at `start`. The last line of a file may lack its line end. One
-    `split` call handles all that a `read` returns, so this runs at the speed of C. Raises ValueError for a file whose
-    lines end with b"\\r" alone.
-    """
-    begin = position = start  # offsets of the incomplete line, and of the next read
-    pending: list[bytes] = []  # pieces of the incomplete line
-    while position < stop or pending:
-        is_tail = position >= stop
-        data = file.read(TAIL if is_tail else min(READ, stop - position))
-        if not data:
-            last = b"".join(pending)
-            if last and (begin or last != codecs.BOM_UTF8):  # a byte order mark alone is no line
-                yield LineBatch(begin, [last], True)
-            return
-        if position == 0 and b"\n" not in data and b"\r" in data[:-1]:
+    if not start:
+        head = file.peek()
+        if b"\n" not in head and b"\r" in head[:-1]:
             raise ValueError(
                 "its lines end with \\r alone: make that \\n or \\r\\n, as `tr '\\r' '\\n'` does"
             )
-        position += len(data)
-        lines = data.split(b"\n", 1) if is_tail else data.split(b"\n")
-        pending.append(lines[0])
-        if len(lines) == 1:
-            continue
-        lines[0] = b"".join(pending)
-        rest = lines.pop()
-        yield LineBatch(begin, lines, b"\r" in data or lines[0].endswith(b"\r"))
-        if is_tail:
-            return
-        begin, pending = position - len(rest), [rest] if rest else []
+    else:
+        file.seek(start - (not is_start))
+        if not is_start:  # a line begins at `start` if the byte before it is a line end
+            rest = file.readline(stop - start + 1)
+            start = start - 1 + len(rest) if rest.endswith(b"\n") else stop
+    while start < stop and (line := file.readline()):
+        if start or line != codecs.BOM_UTF8:
+            yield start, line
+        start += len(line)

@@ -1,32 +1,22 @@
-"""`ZarrDataset`: a map-style dataset over Zarr arrays. It decodes chunks of known codecs itself."""
+"""`ZarrDataset`: a map-style dataset over Zarr arrays, which reads their chunks itself."""
 
 from __future__ import annotations
 
 import logging
-import os
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import zarr
 from zarr.storage import FsspecStore
 
 from cachedfs.config import parse_size
+from cachedfs.datasets.nodes import Keys, run_keys
 from cachedfs.datasets.ragged_arrays import RaggedArray
 from cachedfs.datasets.samples import Item, Samples, once_each
-from cachedfs.datasets.zarr_layout import (
-    NUMBERS,
-    RAGGED,
-    ArrayLayout,
-    UnsupportedArray,
-    arrays_at,
-    beside,
-    dtype_of,
-    layout_of,
-    with_samples,
-)
+from cachedfs.datasets.zarr_layout import RAGGED, arrays_at, beside, dtype_of, layout_of, with_samples
 from cachedfs.datasets.zarr_reader import ChunkReader, items_of, own_rows
 
 __all__ = ["ZarrDataset"]
@@ -36,8 +26,6 @@ logger = logging.getLogger("cachedfs.datasets")
 # Decoded bytes of a shard that one fetch is assumed to read: the default block size. It ignores the configured block
 # size and the compression, because the order of an epoch must depend on the array alone.
 FETCHED = 1 << 20
-
-Array = npt.NDArray[Any]
 
 
 class ZarrDataset(Samples):
@@ -52,9 +40,11 @@ class ZarrDataset(Samples):
     or an array, of its own length. `dtypes` and `shapes` are those of the whole arrays, by name, without shapes of
     ragged ones.
 
-    Numeric chunks are read directly if numcodecs has their codecs: each shard index once per process, and only the
-    needed byte ranges of a shard. Other arrays are read through zarr, several times slower; the log names them.
+    Chunks are read directly: each shard index once per process, and only the needed byte ranges of a shard. numcodecs
+    decodes numbers in the usual codecs, and zarr itself everything else.
     """
+
+    tells_reading = True
 
     def __init__(
         self,
@@ -92,38 +82,24 @@ class ZarrDataset(Samples):
         more = sorted(needed - found.keys())
         every = {**found, **(arrays_at(store, self.url, more) if more else {})}
         self._ragged = {name: RaggedArray(self.fs, self.path, name, every, pool_size) for name in ragged}
-        lengths: dict[str, int | None] = {  # None: an array without axes
-            name: len(self._ragged[name]) if name in ragged else next(iter(metadata.shape), None)
-            for name, metadata in found.items()
-        }
         if names is None:
-            shared = self._shared({name: each for name, each in found.items() if name not in needed})
-            kept = self._of_one_length(
-                {name: lengths[name] for name in found if name not in {*needed, *shared}}
-            )
-            found = {name: found[name] for name in kept}
-            self._ragged = {name: one for name, one in self._ragged.items() if name in kept}
+            found = self._kept({name: each for name, each in found.items() if name not in needed})
+            self._ragged = {name: one for name, one in self._ragged.items() if name in found}
         self.arrays = tuple(found)
         self._is_single = isinstance(arrays, str) or self.arrays == ("",)
         if named and self._is_single:
             raise ValueError(f"{self!r}: named=True is for arrays of a group")
         self._is_named = named
-        self._length = self._common_length({name: lengths[name] for name in found})
+        self._length = self._common_length(found)
         self.dtypes = {name: dtype_of(metadata) for name, metadata in found.items()}
-        fixed = {name: metadata for name, metadata in found.items() if name not in self._ragged}
-        self.shapes = {name: tuple(metadata.shape) for name, metadata in fixed.items()}
-        layouts: dict[str, ArrayLayout] = {}
-        self._through: dict[str, _Through] = {}
-        for name, metadata in fixed.items():
-            path = f"{self.path}/{name}" if name else self.path
-            try:
-                layouts[name] = layout_of(path, metadata)
-            except UnsupportedArray as why:
-                logger.info("%s is read by zarr, not directly: %s", self.fs.unstrip_protocol(path), why)
-                self._through[name] = _Through(self.url, storage_options, name)
-        self.tells_reading = not self._through  # zarr does not separate reading from decoding
+        layouts = {
+            name: layout_of(f"{self.path}/{name}" if name else self.path, metadata)
+            for name, metadata in found.items()
+            if name not in self._ragged
+        }
+        self.shapes = {name: layout.shape for name, layout in layouts.items()}
         self._direct = ChunkReader(self.fs, layouts, pool_size=pool_size, naming=self.naming)
-        self.group_size = self._group_size_of(found)
+        self.group_size, self._object_size = self._group_sizes_of(layouts)
 
     def __len__(self) -> int:
         return self._length
@@ -161,10 +137,14 @@ class ZarrDataset(Samples):
         """Yield the objects, or byte ranges of shards, that these samples read, as `fs.prefetch` takes them.
 
         A shard's index comes about 256 samples before the first chunk that it locates. This iterator itself reads it
-        then, and the offsets of ragged arrays. Yields nothing for arrays read through zarr.
+        then, and the offsets of ragged arrays.
         """
         ragged = [(one.touched, one.elements) for one in self._ragged.values()]
         return items_of([(own_rows, self._direct), *ragged], map(self.number, indexes))
+
+    def objects(self) -> tuple[Keys, None]:
+        """Return a hash of each sample's shard, or of its chunk without shards, of the array with the largest samples."""
+        return run_keys(len(self), self._object_size), None
 
     def _numbers(self, indexes: Sequence[int]) -> npt.NDArray[np.int64]:
         numbers = np.asarray(indexes)
@@ -174,24 +154,20 @@ class ZarrDataset(Samples):
 
     def _read(self, numbers: npt.NDArray[np.int64]) -> list[Any]:
         """Return these samples of each array, as new arrays."""
-        n = len(numbers)
         found: dict[str, Any] = {
-            name: np.empty((n, *shape[1:]), self.dtypes[name])
+            name: np.empty((len(numbers), *shape[1:]), self.dtypes[name])
             for name, shape in self.shapes.items()
-            if name not in self._through
         }
         self._direct.read(numbers, found)
         found |= {name: one.rows(numbers) for name, one in self._ragged.items()}
-        for name, array in self._through.items():
-            try:
-                found[name] = array.rows(numbers)
-            except Exception:  # any type: zarr and its codecs raise their own errors
-                with self.naming(int(numbers[0]), f"and others of array {name!r}"):
-                    raise
         return [found[name] for name in self.arrays]
 
-    def _shared(self, found: Mapping[str, Any]) -> list[str]:
-        """Return the names of the arrays that all samples share, by the dimensions that xarray writes, and log them."""
+    def _kept(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a sample has if no arrays were named, and log what is left out.
+
+        That is what all samples share, by the dimensions that xarray writes, and arrays of inner groups of another
+        length than the group's own.
+        """
         dimensions = {
             name: getattr(each, "dimension_names", None)
             or each.attributes.get("_ARRAY_DIMENSIONS")  # Zarr 3, 2
@@ -207,24 +183,24 @@ class ZarrDataset(Samples):
         rows = [
             name for name in rows if not (lengths and dimensions.get(name)) or found[name].shape[0] in lengths
         ]
-        shared = [name for name in found if rows and name not in rows]
-        if shared:
+        if shared := [name for name in found if rows and name not in rows]:
             logger.info("%s: left out %s, which all samples share", self.url, ", ".join(shared))
-        return shared
-
-    def _of_one_length(self, lengths: Mapping[str, int | None]) -> list[str]:
-        """Return the names without arrays of inner groups of another length than the group's own, and say which."""
-        own = {n for name, n in lengths.items() if "/" not in name}
-        left_out = [name for name, n in lengths.items() if "/" in name and own and n not in own]
-        if left_out:
+        kept = {name: self._length_of(name, each) for name, each in found.items() if name not in shared}
+        own = {n for name, n in kept.items() if "/" not in name}
+        if others := [name for name, n in kept.items() if "/" in name and own and n not in own]:
             logger.warning(
                 "%s: left out %s, of another length than the other arrays; arrays=(...) names what a sample has",
                 self.url,
-                ", ".join(f"{name!r} ({lengths[name]})" for name in left_out),
+                ", ".join(f"{name!r} ({kept[name]})" for name in others),
             )
-        return [name for name in lengths if name not in left_out]
+        return {name: found[name] for name in kept if name not in others}
 
-    def _common_length(self, lengths: Mapping[str, int | None]) -> int:
+    def _length_of(self, name: str, metadata: Any) -> int | None:
+        """Return the number of samples of an array; None if it has no axes."""
+        return len(self._ragged[name]) if name in self._ragged else next(iter(metadata.shape), None)
+
+    def _common_length(self, found: Mapping[str, Any]) -> int:
+        lengths = {name: self._length_of(name, metadata) for name, metadata in found.items()}
         if not lengths:
             raise FileNotFoundError(f"{self!r}: the group has no arrays")
         first = next(iter(lengths.values()))
@@ -235,46 +211,21 @@ class ZarrDataset(Samples):
             f"{self!r}: arrays of different lengths have no common samples: {described}; name those of one length, arrays=(...)"
         )
 
-    def _group_size_of(self, found: Mapping[str, Any]) -> int:
-        """Return how many samples one fetch reads of the array with the most bytes per sample.
+    def _group_sizes_of(self, fixed: Mapping[str, Any]) -> tuple[int, int]:
+        """Return how many samples one fetch reads of the array with the most bytes per sample, and one object has.
 
         They are those of one chunk, or in a shard those of as many adjacent chunks as fit into a cache block.
         """
-        means = {name: one.mean for name, one in self._ragged.items()}  # elements per sample
-        means |= {name: int(np.prod(shape[1:])) for name, shape in self.shapes.items()}
-        sizes = {name: self.dtypes[name].itemsize * means[name] for name in found}
-        name = max(sizes, key=lambda name: sizes[name])
-        each = max(1.0, means[name]) if name in self._ragged else 1  # rows of the first axis per sample
-        try:
-            rows, shards = max(1, int(found[name].chunks[0] / each)), getattr(found[name], "shards", None)
-        except NotImplementedError:  # chunks of different shapes
-            return 1
-        if not shards:
-            return rows
-        return rows * max(1, int(min(shards[0] / each, FETCHED / max(1, sizes[name]))) // rows)
-
-
-class _Through:
-    """An array that is read through zarr. It pickles and forks without its open store."""
-
-    def __init__(self, url: str, storage_options: Mapping[str, Any] | None, name: str) -> None:
-        self._given = url, storage_options, name
-        self._opened: tuple[int, Any] | None = None
-
-    def __reduce__(self) -> Any:
-        return type(self), self._given
-
-    def rows(self, numbers: npt.NDArray[np.int64]) -> Array:
-        array = self._array()
-        different, places = np.unique(numbers, return_inverse=True)
-        found = np.asarray(array.oindex[(different,)])
-        if found.dtype.kind in NUMBERS:
-            found = found.astype(found.dtype.newbyteorder("="), copy=False)
-        return found[places]
-
-    def _array(self) -> Any:
-        if self._opened is None or self._opened[0] != os.getpid():
-            url, storage_options, name = self._given
-            store = FsspecStore.from_url(url, storage_options=dict(storage_options or {}), read_only=True)
-            self._opened = os.getpid(), zarr.open_array(store, path=name, mode="r")
-        return self._opened[1]
+        arrays = [(layout, 1.0) for layout in fixed.values()]  # with the rows of a sample
+        arrays += [(one.layout, one.mean) for one in self._ragged.values()]
+        sizes = [
+            each * layout.decoder.dtype.itemsize * math.prod(layout.shape[1:]) for layout, each in arrays
+        ]
+        size = max(sizes)
+        layout, each = arrays[sizes.index(size)]
+        rows = max(1, int(layout.chunk[0] / max(1.0, each)))
+        if layout.index is None:
+            return rows, rows
+        in_shard = layout.chunk[0] * layout.per_object[0] / max(1.0, each)
+        group_size = rows * max(1, int(min(in_shard, FETCHED / max(1, size))) // rows)
+        return group_size, max(group_size, int(in_shard))

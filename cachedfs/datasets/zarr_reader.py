@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from fsspec import AbstractFileSystem
 
 from cachedfs.core.reader import versions_read
-from cachedfs.datasets.chunks import BoundedLRU, ChunkCache, ChunkSlice, in_threads, parts_of
+from cachedfs.datasets.chunks import ChunkCache, ChunkSlice, in_threads, parts_of
 from cachedfs.datasets.samples import Item, reading
 from cachedfs.datasets.zarr_layout import ABSENT, ArrayLayout
 from cachedfs.errors import ObjectChanged
@@ -38,7 +39,7 @@ Naming = Callable[[int, str], AbstractContextManager[None]]
 
 class _Shard(NamedTuple):
     chunks: npt.NDArray[np.uint64] | None  # None: the object does not exist
-    version: str | None  # of the object that the index is from; None if the filesystem does not say
+    version: Hashable  # of the object that the index is from; None if the filesystem does not say
 
 
 class _State:
@@ -46,8 +47,21 @@ class _State:
 
     def __init__(self, pool_size: int) -> None:
         self.pid = os.getpid()
-        self.shards: BoundedLRU[_Shard] = BoundedLRU(INDEXES)
         self.pool = ChunkCache(pool_size)
+        self.shards: dict[str, _Shard] = {}
+        self._lock, self._size = threading.Lock(), 0
+
+    def keep(self, path: str, shard: _Shard, size: int) -> None:
+        """Keep the index of a shard, of `size` bytes; remove the oldest ones that are too many."""
+        with self._lock:
+            self._size += size - self._removed(path)
+            self.shards[path] = shard
+            while self._size > INDEXES:
+                self._size -= self._removed(next(iter(self.shards)))
+
+    def _removed(self, path: str) -> int:
+        shard = self.shards.pop(path, None)
+        return 0 if shard is None or shard.chunks is None else shard.chunks.nbytes
 
 
 class ChunkReader:
@@ -89,33 +103,31 @@ class ChunkReader:
         """Copy slices of chunks into place, as `read` does."""
         pool = self._state.pool
         own: list[ChunkSlice] = []
-        others: list[ChunkSlice] = []
+        others: list[tuple[ChunkSlice, Future[Any]]] = []
         try:
             for part in parts:
                 own.append(part)
-                if part.is_wanted_again and (version := self._version(part.path)) is not None:
-                    part.pool, part.version = pool, version
-                    future = pool.take(part)
-                    if future is not part.future:
-                        others.append(own.pop())
-                        part.future = future
+                layout = part.layout
+                is_whole = part.n_rows == layout.chunk[0] or part.n_rows == layout.n_rows(part.number)
+                if not is_whole and (version := self._version(part.path)) is not None:
+                    part.key = layout.path, part.number, part.beside.place, version
+                    if (future := pool.take(part)) is not None:
+                        others.append((own.pop(), future))
             self._fill(own)
         except BaseException:  # interrupts, too: other threads would wait for these chunks forever
             for part in own:
                 pool.fail(part)
             raise
-        retried = []
-        for part in others:
-            assert part.future is not None
+        failed = []
+        for part, future in others:
             try:
                 with reading():  # includes the other thread's fetching and decoding
-                    chunk = part.future.result()
+                    chunk = future.result()
                 part.put(chunk)
             except CancelledError:
                 # The other thread raises its own error. This thread reads the chunk itself, and may get another error.
-                part.pool = part.future = None
-                retried.append(part)
-        self._fill(retried)
+                failed.append(part)
+        self._fill(failed)
 
     # What a prefetch plan takes.
 
@@ -125,7 +137,7 @@ class ChunkReader:
         for row in rows if indexed else ():
             for layout, index in indexed:
                 for beside in layout.beside:
-                    path = layout.object_path(row // layout.chunk[0], beside)
+                    path = layout.object_path(row // (layout.chunk[0] * layout.per_object[0]), beside)
                     if path not in yielded and self._cached_index(path) is None:
                         yield path, *index.bounds  # type: ignore[misc]  # one of the bounds may be None
                     yielded.add(path)
@@ -158,33 +170,37 @@ class ChunkReader:
                 if _locate(part, shards):
                     found.append(part)
                 else:
-                    self._finish((part, None, {shards[part.path].version}))
+                    self._finish(part, None, shards[part.path].version)
             if not found:
                 return
             datas, versions = self._read(
                 [part.path for part in found], [part.start for part in found], [part.stop for part in found]
             )
-            changed = {path for path, shard in shards.items() if versions.get(path, set()) - {shard.version}}
+            changed = {
+                path
+                for path in versions.keys() & shards
+                if versions[path] not in (None, shards[path].version)
+            }
             whole = [
-                (part, data, versions.get(part.path))
+                (part, data, versions[part.path])
                 for part, data in zip(found, datas, strict=True)
                 if part.path not in changed
             ]
             if len(whole) == 1 or len(whole) * self._largest <= INLINE:
-                for one in whole:
-                    self._finish(one)
+                for each in whole:
+                    self._finish(*each)
             else:
                 in_threads(self._finish, whole)
             parts = [part for part in found if part.path in changed]
             if not parts:
                 return
-        self._raise_changed(parts[0])
+        with self._naming(parts[0].sample, self._url(parts[0])):
+            raise ObjectChanged(
+                f"{self._fs.unstrip_protocol(parts[0].path)} is replaced faster than it is read"
+            )
 
     def _shards(self, parts: list[ChunkSlice]) -> dict[str, _Shard]:
-        """Return the shards of these chunks by path; read the indexes that are not in memory.
-
-        Raises the errors of the filesystem, and ObjectChanged for a shard that is replaced repeatedly during the read.
-        """
+        """Return the shards of these chunks by path; read the indexes that are not in memory."""
         found: dict[str, _Shard] = {}
         missing: dict[str, ChunkSlice] = {}
         for path, part in {part.path: part for part in parts if part.layout.index is not None}.items():
@@ -192,44 +208,34 @@ class ChunkReader:
                 missing[path] = part
             else:
                 found[path] = shard
-        for _ in range(TRIES):
-            if not missing:
-                break
+        if missing:
             bounds = [part.layout.index.bounds for part in missing.values() if part.layout.index is not None]
             datas, versions = self._read([*missing], *zip(*bounds, strict=True))
-            for (path, part), data in zip([*missing.items()], datas, strict=True):
-                seen = versions.get(path, set())
-                if len(seen) > 1:
-                    continue  # replaced during the read: read it again
+            for (path, part), data in zip(missing.items(), datas, strict=True):
                 with self._naming(part.sample, self._url(part)):
-                    if isinstance(data, ABSENT) and self._state.shards.get(path) is None:
-                        shard = _Shard(None, None)
-                    elif isinstance(data, BaseException):  # it is also an error if a shard has disappeared
-                        raise data
-                    else:
-                        assert part.layout.index is not None
-                        shard = _Shard(part.layout.index.decode(data), _only(seen))
-                found[path] = shard
-                del missing[path]
-                if shard.chunks is not None and shard.version is not None:
-                    self._state.shards.put(path, shard, shard.chunks.nbytes)
-        for part in missing.values():
-            self._raise_changed(part)
+                    found[path] = self._shard(part, data, versions[path])
         return found
+
+    def _shard(self, part: ChunkSlice, data: Any, version: Hashable) -> _Shard:
+        """Return the shard of a chunk from the bytes of its index, or from the error of reading them."""
+        state = self._state
+        if isinstance(data, ABSENT) and part.path not in state.shards:
+            return _Shard(None, None)
+        if isinstance(data, BaseException):  # it is also an error if a shard has disappeared
+            raise data
+        assert part.layout.index is not None
+        shard = _Shard(chunks := part.layout.index.decode(data), version)
+        if isinstance(version, str):
+            state.keep(part.path, shard, chunks.nbytes)
+        return shard
 
     def _cached_index(self, path: str) -> _Shard | None:
         """Return a shard whose index is in memory, unless a read would now return another version of the shard."""
         shard = self._state.shards.get(path)
         return shard if shard is not None and shard.version == self._version(path) else None
 
-    def _raise_changed(self, part: ChunkSlice) -> None:
-        with self._naming(part.sample, self._url(part)):
-            raise ObjectChanged(f"{self._fs.unstrip_protocol(part.path)} is replaced faster than it is read")
-
-    # Versions.
-
     def _version(self, path: str) -> Hashable:
-        """Return the version that a read of an object would return now, without a request.
+        """Return the version that a read of an object would return now, a text, without a request.
 
         If the metadata entry is expired, this is the object's change counter, which differs after each change made on
         this machine. None means that nothing of the object can be kept: it is absent, `max_age` is 0, or its filesystem
@@ -237,77 +243,77 @@ class ChunkReader:
         """
         fs = self._fs
         if not isinstance(fs, CachedFileSystem):
-            return self._ukey(path)
+            if not fs.async_impl:  # an async filesystem is remote, where each version is a request
+                with contextlib.suppress(OSError):  # the read itself raises the error
+                    return str(fs.ukey(path))
+            return None
         known = fs._objects.fresh(path)
         if known is not None:
             return None if known.info is None else known.info.fingerprint
         return fs._objects.counter(path) if fs._objects.lifetime_s > 0 else None
 
-    def _ukey(self, path: str) -> str | None:
-        """Return the version of an object in a local filesystem without cachedfs; None for a remote one."""
-        if not self._fs.async_impl:  # an async filesystem is remote, where each version is a request
-            with contextlib.suppress(OSError):  # the read itself raises the error
-                return str(self._fs.ukey(path))
-        return None
-
     def _read(
-        self, paths: Sequence[str], starts: Sequence[Any], stops: Sequence[Any]
-    ) -> tuple[list[Any], dict[str, set[str | None]]]:
-        """Return the bytes or the error of each range, and by path the versions that the bytes are from."""
-        with reading(), versions_read() as versions:
-            before = (
-                {} if isinstance(self._fs, CachedFileSystem) else {path: self._ukey(path) for path in paths}
-            )
-            datas = self._fs.cat_ranges([*paths], [*starts], [*stops], on_error="return")
-            for path, version in before.items():
-                versions[path] = {version, self._ukey(path)}
-        return datas, versions
+        self, paths: list[str], starts: Iterable[Any], stops: Iterable[Any]
+    ) -> tuple[list[Any], dict[str, Hashable]]:
+        """Return the bytes or the error of each range, and by path the version that the bytes are of.
 
-    def _finish(self, one: tuple[ChunkSlice, Any, set[str | None] | None]) -> None:
+        It is a text if all bytes of the object are of this version, and None if that is not known.
+        """
+        before = {path: self._version(path) for path in dict.fromkeys(paths)}
+        # If a version is known before and after the read, all bytes are of it: none comes back after another one.
+        is_known = all(isinstance(version, str) for version in before.values())
+        tracked: AbstractContextManager[dict[str, set[str | None]]]
+        tracked = contextlib.nullcontext({}) if is_known else versions_read()
+        with reading(), tracked as seen:
+            datas = self._fs.cat_ranges(paths, [*starts], [*stops], on_error="return")
+        if is_known:
+            return datas, {path: _only({version, self._version(path)}) for path, version in before.items()}
+        return datas, {path: _only(seen.get(path, set())) for path in before}
+
+    def _finish(self, part: ChunkSlice, data: Any, version: Hashable) -> None:
         """Decode the stored bytes of a chunk, or raise their error; None for a chunk that its shard does not have."""
-        part, data, versions = one
         chunk = None
         try:
             if isinstance(data, BaseException):
                 if part.start is not None or not isinstance(data, ABSENT):
                     raise data
-                data = None
             elif data is not None:
                 if part.start is not None and len(data) != part.stop - part.start:
                     raise ValueError(
                         f"{self._fs.unstrip_protocol(part.path)} is truncated: its index has a chunk at bytes {part.start} to {part.stop}"
                     )
-                if part.pool is None and (place := part.place) is not None:
-                    part.layout.decoder.into(data, place)
+                if part.own is None and part.place is not None:
+                    part.layout.decoder.into(data, part.place)
                     return
                 chunk = part.layout.decoder.array(data)
             part.put(chunk)
         except Exception:  # any type: codecs raise their own errors
             with self._naming(part.sample, self._url(part)):
                 raise
-        if part.pool is not None:
-            version = _only(versions)
-            kept_as = None if version is None else (*part.key[:-1], version)
-            part.pool.fill(part.key, chunk, 0 if chunk is None else chunk.nbytes, kept_as)
+        if part.own is not None:
+            kept_as = (*part.key[:-1], version) if isinstance(version, str) else None
+            self._state.pool.fill(part, chunk, kept_as)
 
     def _url(self, part: ChunkSlice) -> str:
         place = part.number, *part.beside.place
         return f"chunk {place} of {self._fs.unstrip_protocol(part.layout.path)}, in {part.path}"
 
 
-def _only(versions: set[str | None] | None) -> str | None:
-    """Return the version if there is exactly one, else None."""
-    return next(iter(versions)) if versions is not None and len(versions) == 1 else None
+def _only(versions: set[Any]) -> Hashable:
+    """Return the version if there is exactly one, None if there is none."""
+    return next(iter(versions)) if len(versions) == 1 else frozenset(versions) or None
 
 
 def _locate(part: ChunkSlice, shards: dict[str, _Shard]) -> bool:
     """Set the byte range of a chunk in its shard; return False if the shard does not contain it."""
-    if part.layout.index is None:
+    layout = part.layout
+    if layout.index is None:
         return True
     index = shards[part.path].chunks
     if index is None:
         return False
-    start, n = index[(part.number % part.layout.per_shard[0], *part.beside.inner)].tolist()
+    at = 2 * (part.number % layout.per_object[0] * layout.n_beside + part.beside.inner)
+    start, n = index.item(at), index.item(at + 1)
     part.start, part.stop = start, start + n
     return not start == n == NOTHING
 

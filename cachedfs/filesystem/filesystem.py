@@ -35,6 +35,8 @@ from cachedfs.filesystem.write import WriteMethods
 
 if TYPE_CHECKING:
     from cachedfs.cache.index.metadata_records import ListingRecord
+    from cachedfs.core.download import Download
+    from cachedfs.core.objects import Entry
     from cachedfs.core.reader import Reader
     from cachedfs.filesystem.file import CachedFile
     from cachedfs.filesystem.write_file import WrittenFile
@@ -421,6 +423,35 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
             file.close()
             raise ObjectChanged(f"{self.unstrip_protocol(path)}: it was replaced; open it again")
         return file
+
+    async def _open_entry(
+        self, path: str, start: int | None = None, stop: int | None = None
+    ) -> tuple[Entry, Download | None]:
+        """Return the version of an object whose bytes `[start:stop]` are read next, for `_cat_entry`.
+
+        An unknown object is looked up by a request for these bytes: the download. Raises ObjectNotFound and IsAFolder.
+        """
+        entry = self._objects.existing(path)
+        if entry is not None and entry.object.kind == "file":
+            return entry, None
+        with importing():
+            from cachedfs.core.download import ALL
+        return await self._hop(self._reader.open(path, start, stop, demand=ALL))
+
+    async def _cat_entry(
+        self, entry: Entry, start: int | None, stop: int | None, download: Download | None = None, **more: Any
+    ) -> bytes:
+        """Return bytes of exactly the version of `entry`, as `Reader.collect` does; cached ones without its thread."""
+        cached = functools.partial(self._reader.cached, entry.path, start, stop, of=entry)
+        try:
+            data = cached(nowait=True)
+        except BlockingIOError:  # on disk but not in the page cache: do not block the caller's loop
+            data = await asyncio.to_thread(cached)
+        return (
+            data
+            if data is not None
+            else await self._hop(self._reader.collect(entry, start, stop, download, **more))
+        )
 
     def _must_be_new(self, path: str) -> None:
         """Raise ObjectExists if `path` exists at the origin now.

@@ -10,14 +10,18 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from cachedfs.origins.base import http_date
 
-_HASHES = ("md5", "md5Hash", "md5Checksum", "Content-MD5", "content-md5", "sha256", "sha1", "checksum")
+_HASHES = (
+    *("md5", "md5Hash", "md5Checksum", "Content-MD5", "content-md5", "sha256", "sha1", "checksum"),
+    *("blob_id", "xet_hash", "sha", "hex"),  # of the Hugging Face Hub, GitHub and a git repository
+)
 _EVIDENCE = (("generation", ("generation",)), ("etag", ("etag", "ETag", "e_tag")), ("hash", _HASHES))
 _TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "modified", "created")
+_MILLISECONDS = "modificationTime"  # of WebHDFS, since 1970
 
 _SECONDS_S = 2.0  # resolution of a time without a fraction: one second, or two on FAT
 _TICK_S = 0.02  # resolution of the times of local files: a tick of the kernel takes up to 10 ms
@@ -33,7 +37,7 @@ def fingerprint(info: Mapping[str, Any], now_s: float) -> str | None:
     evidence = evidence_of(info)
     if evidence is None or not evidence.startswith("time:"):
         return evidence
-    modified_s, has_inode = _seconds(_first(info, _TIMES)), bool(info.get("ino"))
+    modified_s, has_inode = _seconds(_time(info)), bool(info.get("ino"))
     is_too_recent = modified_s is not None and is_recent(modified_s, now_s, has_inode=has_inode)
     return unique_fingerprint(evidence) if is_too_recent else evidence
 
@@ -46,14 +50,17 @@ def evidence_of(info: Mapping[str, Any]) -> str | None:
     size = info.get("size")
     if size is None:
         return None
+    if isinstance(large := info.get("lfs"), Mapping):  # of the Hub: its hash is that of the bytes
+        info = {**info, "sha256": large.get("sha256")}
     for kind, names in _EVIDENCE:
-        if (value := _first(info, names)) is not None:
+        if (value := _first(info, names)) is not None and not str(value).startswith("W/"):
             return f"{kind}:{value}-{size}"
-    if (at := _first(info, _TIMES)) is None:
+    if (at := _time(info)) is None:
         return None
     # As seconds: a filesystem may return the same time as a datetime or as a number.
-    moment = at.timestamp() if isinstance(at, datetime) else at
-    inode = f"-{info['ino']}" if info.get("ino") else ""
+    moment = _seconds(at) if isinstance(at, datetime) else at
+    number = info.get("ino") or info.get("fileId")
+    inode = f"-{number}" if number else ""
     return f"time:{moment}-{size}{inode}"
 
 
@@ -78,6 +85,15 @@ def is_same_evidence(one: str | None, other: str | None) -> bool:
     return one == other or (one and _ONCE.sub("", one)) == (other and _ONCE.sub("", other))
 
 
+def _time(info: Mapping[str, Any]) -> Any:
+    """Return the time of the last change, or else of creation; None where there is none, which archives call 1970."""
+    at = _first(info, _TIMES)
+    if at is None and isinstance(since := info.get(_MILLISECONDS), int):
+        at = since / 1000
+    seconds = _seconds(at)
+    return None if seconds is not None and seconds <= 0 and not info.get("ino") else at
+
+
 def _first(info: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     return next((info[name] for name in names if info.get(name) not in (None, "")), None)
 
@@ -88,5 +104,5 @@ def _seconds(at: Any) -> float | None:
         with suppress(ValueError):
             at = http_date(at) or datetime.fromisoformat(at)
     if isinstance(at, datetime):
-        return at.timestamp()
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
     return float(at) if isinstance(at, (int, float)) else None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HTTPConnection", "VersionEvidence", "is_unusable_part"]
 
-_GOOD = frozenset({200, 203, 204, 206, 416})
+GOOD = frozenset({200, 203, 204, 206, 416})
 _MOST_MARKED = 10_000  # objects
 _FIRST = Range(0, 1)  # what a lookup reads
 
@@ -92,7 +92,7 @@ class HTTPConnection(NamedTuple):
     evidence: VersionEvidence
 
     def request(
-        self, path: str, want: Range | Suffix | None, *, doing: str = "", is_pinned: bool = False
+        self, path: str, want: Range | Suffix | None, *, doing: str = "", pinned: ObjectInfo | None = None
     ) -> HTTPRequest:
         """Return the request for bytes, as they are and not compressed unless the options say so."""
         headers = dict(self.inner.kwargs.get("headers") or {})
@@ -108,18 +108,18 @@ class HTTPConnection(NamedTuple):
             doing=doing,
             want=want,
             headers=headers,
-            is_pinned=is_pinned,
-            good=_GOOD,
+            is_pinned=pinned is not None,
+            good=GOOD,
             trusts_redirects=True,
         )
 
-    async def head_by_get(self, path: str, *, is_pinned: bool = False) -> ObjectInfo:
+    async def head_by_get(self, path: str, *, pinned: ObjectInfo | None = None) -> ObjectInfo:
         """Return the object from the headers of a read of its first byte, or else of all bytes.
 
-        An empty object has no first byte, and the headers of a part may not tell the size. With `is_pinned`, an absence is
+        An empty object has no first byte, and the headers of a part may not tell the size. With `pinned`, an absence is
         ObjectChanged.
         """
-        request = partial(self.request, path, doing="looking it up", is_pinned=is_pinned)
+        request = partial(self.request, path, doing="looking it up", pinned=pinned)
 
         async def attempt() -> ObjectInfo:
             for want in (_FIRST, None):
@@ -142,14 +142,18 @@ class HTTPConnection(NamedTuple):
             return None, body
         with ExitStack() as stack:
             stack.callback(body.close)
-            url, status = jsonable(str(body.answer.url)), int(body.status)
-            if (decodes := self.inner.kwargs.get("auto_decompress")) is None:
-                decodes = getattr(self.session, "auto_decompress", True)
-            answer = answer_of(path, status, body.headers, url, now_s, decodes=decodes)
+            answer = self.described(path, body, now_s)
             if not is_unusable_part(answer, body):
                 answer = answer._replace(info=self.evidence.without_unreliable_etag(answer.info))
             stack.pop_all()
         return answer, body
+
+    def described(self, path: str, body: HTTPResponse, now_s: float) -> HTTPAnswer:
+        """Return what the headers of an answer state of the object at `path`."""
+        url, status = jsonable(str(body.answer.url)), int(body.status)
+        if (decodes := self.inner.kwargs.get("auto_decompress")) is None:
+            decodes = getattr(self.session, "auto_decompress", True)
+        return answer_of(path, status, body.headers, url, now_s, decodes=decodes)
 
 
 def is_unusable_part(answer: HTTPAnswer, body: HTTPResponse) -> bool:

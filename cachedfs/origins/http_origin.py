@@ -6,9 +6,9 @@ asked, because its size may be another. fsspec's HTTPFileSystem gives the option
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ObjectInfo, Range, Suffix
@@ -19,6 +19,9 @@ from cachedfs.origins.http_connection import HTTPConnection, VersionEvidence
 from cachedfs.origins.http_read import HTTPRead
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.origin_errors import mapped
+
+if TYPE_CHECKING:
+    from cachedfs.origins.http import HTTPClient
 
 _MOST_REDIRECTS = 10  # as in aiohttp
 
@@ -42,29 +45,41 @@ class HTTPOrigin(FsspecOrigin):
         return inner
 
     async def _connect(self) -> HTTPConnection:
-        with importing():
-            from cachedfs.origins.http import HTTPClient, timeouts_of
-
         inner = await self.filesystem()
         session, credentials = await _new_session(inner)
         limit = getattr(getattr(session, "connector", None), "limit", 0)
         options = {name: value for name, value in inner.kwargs.items() if name not in ("headers", "params")}
         cookies = dict(credentials.get("cookies") or ()) | dict(options.get("cookies") or ())
-        client = HTTPClient(
+        client = self._client(
+            session,
+            failure,
+            own_timeout=getattr(session, "timeout", None) if "timeout" in inner.client_kwargs else None,
+            can_wait_for_pool=0 < limit < self._slots.max_requests,
+            options={**credentials, **options, "cookies": cookies or None},
+        )
+        return HTTPConnection(inner, session, client, self.url, self._evidence)
+
+    def _client(
+        self,
+        session: Any,
+        judge: Callable[..., Exception],
+        *,
+        options: Mapping[str, Any] = {},
+        **timeouts: Any,
+    ) -> HTTPClient:
+        with importing():
+            from cachedfs.origins.http import HTTPClient, timeouts_of
+
+        return HTTPClient(
             session,
             None,  # the session and the options prove the account
-            failure,
+            judge,
             slots=self._slots,
             on_request=lambda: self.on_request(),  # it may be replaced later
             policy=self._policy,
-            timeouts=timeouts_of(
-                self._policy,
-                own_timeout=getattr(session, "timeout", None) if "timeout" in inner.client_kwargs else None,
-                can_wait_for_pool=0 < limit < self._slots.max_requests,
-            ),
-            options={"max_redirects": _MOST_REDIRECTS, **credentials, **options, "cookies": cookies or None},
+            timeouts=timeouts_of(self._policy, **timeouts),
+            options={"max_redirects": _MOST_REDIRECTS, **options},
         )
-        return HTTPConnection(inner, session, client, self.url, self._evidence)
 
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
         """Return the object that `path` is now, by a read of its first byte; there are no folders."""

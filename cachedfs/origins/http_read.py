@@ -36,7 +36,7 @@ class HTTPRead(ResumableRead):
             await self._try(self._request(self.want))
 
     def _request(self, want: Range | Suffix | None) -> HTTPRequest:
-        return self.connection.request(self.path, want, is_pinned=self.pinned is not None)
+        return self.connection.request(self.path, want, pinned=self.pinned)
 
     async def _try(self, request: HTTPRequest) -> None:
         """Take version, size and range from the headers of one attempt."""
@@ -130,7 +130,7 @@ class HTTPRead(ResumableRead):
 
     async def _check_evidence(self, known: ObjectInfo, now: ObjectInfo) -> None:
         """Ask for the evidence again: if it stays as it is `now`, the object was replaced; if not, it proves nothing."""
-        again = await self.connection.head_by_get(self.path, is_pinned=True)
+        again = await self.connection.head_by_get(self.path, pinned=known)
         if again.fingerprint is not None and compared(now, again) == "same":
             self.connection.evidence.remember_replaced(known)
             raise self._changed(_difference(known, now))
@@ -141,7 +141,7 @@ class HTTPRead(ResumableRead):
         self._close()
         known = self.pinned
         while True:
-            now = await self.connection.head_by_get(self.path, is_pinned=known is not None)
+            now = await self.connection.head_by_get(self.path, pinned=known)
             if known is None:
                 return now
             if self._is_same(known, now):

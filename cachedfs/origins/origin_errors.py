@@ -38,13 +38,13 @@ WRONG_CLOCK = "the clock of this machine is wrong: set it (on Linux: `timedatect
 _IMPOSSIBLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
-Errors = Mapping[int | None, tuple[type[CachedFSError], str]]
-"""What the statuses of a service mean that no retry changes: an error, and what it says. None: all others."""
+Errors = Mapping[int | str | None, tuple[type[CachedFSError], str]]
+"""What the statuses and reasons of a service mean that no retry changes: an error, and what it says. None: all others."""
 
 
-def refusal(request: HTTPRequest, status: int, said: str, errors: Errors) -> CachedFSError:
-    """Return the error that a status means."""
-    kind, why = errors.get(status) or errors[None]
+def refusal(request: HTTPRequest, status: int, said: str, errors: Errors, reason: str = "") -> CachedFSError:
+    """Return the error that a reason means, or else a status."""
+    kind, why = errors.get(reason) or errors.get(status) or errors[None]
     return kind(f"{request.subject}: {why} ({request.purpose}: {said})")
 
 

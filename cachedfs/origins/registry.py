@@ -27,7 +27,11 @@ _ALIASES = {"gcs": "gs", "local": "file"}
 _HOSTS = ("endpoint_url", "endpoint", "host", "account_name")
 _AZURE = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING")
 _AWS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_PROFILE")
-_PLACES = dict.fromkeys(("s3", "s3a"), _AWS) | dict.fromkeys(("abfs", "abfss", "az", "adl"), _AZURE)
+_PLACES = (
+    {"hf": ("HF_ENDPOINT",)}
+    | dict.fromkeys(("s3", "s3a"), _AWS)
+    | dict.fromkeys(("abfs", "abfss", "az", "adl"), _AZURE)
+)
 _SECRET = r"(?i)token|secret|passw|credential|authorization|cookie|sas|signature|connection_string|^(key|auth|username|user)$"
 
 
@@ -69,6 +73,10 @@ def open_origin(
             meter = quota_meter and quota_meter()
             given |= {"alone": alone, "meter": meter, "filesystem_over": _drive_filesystem}
             return DriveOrigin({**conf.get("drive", {}), **options}, **given)
+        if protocol == "hf":
+            from cachedfs.origins.hub_origin import HubOrigin
+
+            return HubOrigin(protocol, options, **given)
         if protocol in _HTTP:
             from cachedfs.origins.http_origin import HTTPOrigin
 

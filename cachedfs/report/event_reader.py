@@ -58,7 +58,8 @@ class EventRecords:
     """All events of a run.
 
     `bytes_per_s`: the highest network rate measured by any process; None without a measurement. `n_cut`: lines that
-    could not be read. `n_full`: processes whose log file reached its maximum size.
+    could not be read. `n_full`: processes whose log file reached its maximum size. `cache_dirs`: the directories that
+    they cached in.
     """
 
     requests: list[RequestEvent] = field(default_factory=list)
@@ -68,6 +69,7 @@ class EventRecords:
     n_processes: int = 0
     n_cut: int = 0
     n_full: int = 0
+    cache_dirs: list[str] = field(default_factory=list)
 
     def add_process(self, lines: Iterable[str]) -> None:
         """Add the events in the log of one process. Raises ValueError for another format version."""
@@ -89,6 +91,8 @@ class EventRecords:
                 f"events of format {event['format']}; this release of cachedfs reads format {FORMAT}"
             )
         self.n_full += kind == "full"
+        if kind == "cache" and event["directory"] not in self.cache_dirs:
+            self.cache_dirs.append(event["directory"])
         if kind == "request":
             self.requests.append(RequestEvent(*(event[name] for name in RequestEvent._fields)))
         elif kind == "wait":

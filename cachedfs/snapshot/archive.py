@@ -16,8 +16,9 @@ from typing import IO, NamedTuple
 
 from cachedfs.cache.block_file import file_size
 from cachedfs.common.types import ObjectKey, Range
+from cachedfs.shared.metadata_rows import DamagedFile
 
-__all__ = ["BadBundle", "Bundle", "BundleEntry", "bundle_of", "cut", "entries_of", "runs", "write"]
+__all__ = ["Bundle", "BundleEntry", "bundle_of", "cut", "entries_of", "runs", "write"]
 
 LEAST = 64 << 20  # bytes a bundle has before it may end
 MEAN = 64 << 20  # mean number of bytes after LEAST until a bundle ends
@@ -29,10 +30,6 @@ GAP = 256 << 10  # up to this many unneeded bytes between two missing blocks are
 
 _HEADER, _RECORD, _END = 30, 46, 22  # bytes of a zip file: before a member, in the index for it, at the end
 _RECORD_MAGIC = b"PK\1\2"
-
-
-class BadBundle(Exception):
-    """Exported data is damaged or invalid; the message says how."""
 
 
 class BundleEntry(NamedTuple):
@@ -117,32 +114,32 @@ def write(file: IO[bytes], blocks: Iterable[tuple[BundleEntry, bytes]]) -> None:
 def entries_of(bundle: Bundle, index: bytes, identity: str, block_size: int) -> list[BundleEntry]:
     """Parse the index of a bundle, its bytes from `index_at`, and return its entries in file order.
 
-    Raises BadBundle if the index is invalid, or contradicts `bundle`.
+    Raises DamagedFile if the index is invalid, or contradicts `bundle`.
     """
     # Before parsing: a member takes more memory than its bytes.
     if index.count(_RECORD_MAGIC) != bundle.blocks:
-        raise BadBundle(f"its index does not have {bundle.blocks} blocks")
+        raise DamagedFile(f"its index does not have {bundle.blocks} blocks")
     try:
         # zipfile takes what precedes the index for cut off; only its offsets need it.
         with zipfile.ZipFile(io.BytesIO(index)) as archive:
             entries = [_entry(member, identity, block_size) for member in archive.infolist()]
     except Exception as error:  # zipfile raises errors of many kinds
-        raise BadBundle(f"its index is invalid: {error}") from error
+        raise DamagedFile(f"its index is invalid: {error}") from error
     if bundle_of(entries) != bundle:
-        raise BadBundle("its index is damaged")
+        raise DamagedFile("its index is damaged")
     return entries
 
 
 def _entry(member: zipfile.ZipInfo, identity: str, block_size: int) -> BundleEntry:
     path, fingerprint = json.loads(member.comment)
     if not isinstance(path, str) or not isinstance(fingerprint, str):
-        raise BadBundle("its index is invalid: a name is not text")
+        raise DamagedFile("its index is invalid: a name is not text")
     key = ObjectKey(identity, path, fingerprint, block_size)
     entry = BundleEntry(key, int(member.filename.rpartition("-")[2], 16), member.file_size)
     if entry.name != member.filename:
-        raise BadBundle("its index names a block of something else, or is damaged")
+        raise DamagedFile("its index names a block of something else, or is damaged")
     if entry.number >> 62 or not 0 < entry.size <= file_size(key, block_size):
-        raise BadBundle("its index has an impossible block")
+        raise DamagedFile("its index has an impossible block")
     return entry
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,9 +17,10 @@ from cachedfs.core import write_through
 from cachedfs.core.reader import Reader
 from cachedfs.core.version import version_of
 from cachedfs.errors import CachedFSError, CacheError
+from cachedfs.shared.metadata_rows import DamagedFile, encoded_rows
 from cachedfs.snapshot import archive, manifest
-from cachedfs.snapshot.archive import BadBundle, BundleEntry
-from cachedfs.snapshot.exported_metadata import encoded_rows, rows_of
+from cachedfs.snapshot.archive import BundleEntry
+from cachedfs.snapshot.exported_metadata import name_of, rows_of
 from cachedfs.snapshot.manifest import ExportFolder, gathered
 
 __all__ = ["Export", "Exported"]
@@ -71,7 +73,8 @@ class Export:
                 f"blocks of more than {archive.MOST:,} bytes cannot be exported: lower block_size"
             )
         paths = list(dict.fromkeys(entry.key.path for entry in entries))
-        metadata, rows = await asyncio.to_thread(lambda: encoded_rows(rows_of(self._objects, roots, paths)))
+        rows = await asyncio.to_thread(lambda: encoded_rows(rows_of(self._objects, roots, paths)))
+        metadata = name_of(hashlib.blake2b(rows, digest_size=16))
         there = await self._names_there()
         if self._there.objects.protocol not in ("gs", "gcs"):  # in GCS, a folder is only a part of names
             await write_through.call(
@@ -129,7 +132,7 @@ class Export:
             advice = "nothing was sent: choose another folder, or remove it"
             try:
                 whose = (await self._folder.manifest(info)).identity
-            except BadBundle as error:
+            except DamagedFile as error:
                 raise CacheError(f"{url}: {error}; {advice}") from error
             if whose != ours:
                 raise CacheError(f"{url} is of an export from {whose}, and this is from {ours}; {advice}")

@@ -1,68 +1,20 @@
-"""Metadata in an export: objects and listings, each with its time.
-
-The format is JSON lines, compressed with gzip.
-
-- `["listing", folder, checked_at, n]`, followed by n lines `["child", path, info]`.
-- `["object", path, checked_at, info]`: an object or folder.
-"""
+"""The metadata in an export: one file of rows, each with the time of its last check."""
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import io
-import json
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from cachedfs.cache.index.metadata_records import (
-    MetadataRecord,
-    decode_info,
-    encode_info,
-    is_within,
-    new_version_at,
-)
-from cachedfs.cache.metadata_store import MetadataStore
-from cachedfs.common.clock import clock
-from cachedfs.common.types import ObjectInfo
+from cachedfs.cache.index.metadata_records import encode_info, is_within
 from cachedfs.core.objects import Objects, folder_of
-from cachedfs.snapshot.archive import BadBundle
-from cachedfs.snapshot.manifest import LATEST_S
 
-__all__ = ["MetadataImport", "age_kept", "decoded_rows", "encoded_rows", "name_of", "rows_of"]
-
-_BATCH_BYTES = 4 << 20  # approximate bytes of the metadata stored in one transaction
-_MAX_LISTING = 512 << 20  # approximate bytes of memory for the children of one listing
-_LONGEST_ROW = 1 << 20  # bytes; the details of one object take about 3 kB
-_MAX_DEPTH = 16  # nesting of details; code that reads them later may have little stack left
+__all__ = ["age_kept", "name_of", "rows_of"]
 
 
 def name_of(digest: hashlib.blake2b) -> str:
     """Return the name of the file with this hash of its bytes."""
     return f"metadata-{digest.hexdigest()}.jsonl.gz"
-
-
-def encoded_rows(rows: Iterable[Any]) -> tuple[str, bytes]:
-    """Return name and bytes of the file with these rows."""
-    buffer = io.BytesIO()
-    with gzip.GzipFile("", "wb", 6, buffer, mtime=0) as file:
-        for row in rows:
-            file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
-    data = buffer.getvalue()
-    return name_of(hashlib.blake2b(data, digest_size=16)), data
-
-
-def decoded_rows(file: IO[bytes]) -> Iterator[Any]:
-    """Yield the rows of a file. Raises BadBundle."""
-    try:
-        with gzip.GzipFile(fileobj=file, mode="rb") as lines:
-            while line := lines.readline(_LONGEST_ROW):
-                if not line.endswith(b"\n"):
-                    raise BadBundle("a row is too long or truncated")
-                yield json.loads(line)
-    except (EOFError, OSError, RecursionError, ValueError, zlib.error) as error:
-        raise BadBundle(f"it is invalid: {error}") from error
 
 
 def rows_of(objects: Objects, roots: Sequence[str], paths: Sequence[str]) -> Iterator[list[Any]]:
@@ -119,117 +71,3 @@ def age_kept(checked_at: float, *, made_at: float, now: float) -> float:
     That age is `made_at - checked_at`. The answer never gets younger, even if the clock of the other machine is wrong.
     """
     return min(checked_at, now, now - (made_at - checked_at))
-
-
-class MetadataImport:
-    """Store the metadata rows of another machine.
-
-    A change that this cache saw after a row's time wins over the row.
-    """
-
-    def __init__(self, store: MetadataStore, identity: str, made_at: float) -> None:
-        self._store, self._identity, self._made_at = store, identity, made_at
-        self.n_records = 0
-
-    def take(self, rows: Iterator[Any]) -> None:
-        """Store rows. Raises BadBundle and CacheError; what came before is stored then."""
-        records: list[MetadataRecord] = []
-        size = 0
-        try:
-            for row in rows:
-                match row:
-                    case ["listing", str(folder), float() | int() as checked_at, int(n)]:
-                        self._take_listing(folder, self._at(checked_at), n, rows)
-                    case ["object", str(path), float() | int() as checked_at, str(text)]:
-                        info, at = _info(path, text), self._at(checked_at)
-                        if (counter := self._counter(path, at)) is not None:
-                            old = self._store.lookup(self._identity, path)
-                            new_at = new_version_at(info, old and old.info, at, is_first=old is None)
-                            records.append(
-                                MetadataRecord(self._identity, path, info, at, counter, new_at=new_at)
-                            )
-                            size += 1000 + len(text)
-                    case _:
-                        raise BadBundle("a row is invalid")
-                if size > _BATCH_BYTES:
-                    self._keep(records)
-                    records, size = [], 0
-            self._keep(records)
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise BadBundle(f"a row is invalid: {error!r}") from error
-
-    def _keep(self, records: Sequence[MetadataRecord]) -> None:
-        self._store.keep_records(records)
-        self.n_records += len(records)
-
-    def _take_listing(self, folder: str, at: float, n: int, rows: Iterator[Any]) -> None:
-        children: list[ObjectInfo] = []
-        memory = 0
-        for _ in range(n):
-            match next(rows, None):
-                case ["child", str(path), str(text)] if folder_of(path) == folder:
-                    child = _info(path, text)
-                case _:
-                    raise BadBundle("a listing is incomplete")
-            memory += len(path) + _memory_of(text)
-            if memory <= _MAX_LISTING:
-                children.append(child)
-            else:  # a partial listing is useless: the folder will be listed again
-                children.clear()
-        listed = self._store.listing_counter(self._identity, folder)
-        cached = self._store.listing(self._identity, folder)
-        is_newer = cached is not None and cached.counter == listed and cached.checked_at >= at
-        is_changed = self._store.changed_at(self._identity, f"{folder}/") >= int(at)
-        if memory > _MAX_LISTING or is_newer or is_changed:
-            return
-        counters = {
-            info.path: counter for info in children if (counter := self._counter(info.path, at)) is not None
-        }
-        self._store.keep_listings(
-            self._identity,
-            {folder: children},
-            checked_at=at,
-            counters=counters,
-            folder_counters={folder: listed},
-        )
-        self.n_records += n
-
-    def _counter(self, path: str, at: float) -> int | None:
-        """Return the change counter to store with metadata of `path`; None if it changed since `at`."""
-        counter = self._store.counter(self._identity, path)
-        return None if self._store.changed_at(self._identity, path) >= int(at) else counter
-
-    def _at(self, checked_at: float) -> float:
-        if not 0 <= checked_at < LATEST_S:
-            raise BadBundle("a time is invalid")
-        return age_kept(float(checked_at), made_at=self._made_at, now=clock.now())
-
-
-def _memory_of(text: str) -> int:
-    """Estimate the bytes of memory of decoded JSON details: `[[],[]]` takes 25 times its length."""
-    return 200 + len(text) + 100 * (text.count(",") + text.count("[") + text.count("{"))
-
-
-def _info(path: str, text: str) -> ObjectInfo:
-    """Decode the metadata of a path. Raises BadBundle for values that `ObjectInfo` cannot have."""
-    info = decode_info(path, text)
-    texts: Sequence[Any] = (info.fingerprint, info.id)
-    is_sound = (
-        info.kind in ("file", "directory")
-        and (info.size is None or (type(info.size) is int and 0 <= info.size < 1 << 62))
-        and all(each is None or isinstance(each, str) for each in texts)
-        and isinstance(info.details, dict)
-        and _is_flat(info.details, _MAX_DEPTH)
-    )
-    if not is_sound:
-        raise BadBundle(f"the metadata of {path!r} is invalid")
-    return info
-
-
-def _is_flat(value: Any, most: int) -> bool:
-    """Return whether lists and dicts are nested at most `most` levels deep."""
-    if not isinstance(value, dict | list):
-        return True
-    return most > 0 and all(
-        _is_flat(each, most - 1) for each in (value.values() if isinstance(value, dict) else value)
-    )

@@ -12,14 +12,16 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from cachedfs.cache.block_file import BadBlock, file_size, unpack
+from cachedfs.common.clock import clock
 from cachedfs.common.types import BlockKey, ObjectInfo, ObjectKey, Range
 from cachedfs.core.polling import OVERDUE_S
 from cachedfs.core.reader import Reader
 from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, ObjectNotFound, OriginUnavailable
 from cachedfs.origins.base import Reply
+from cachedfs.shared.metadata_rows import DamagedFile, MetadataImport, decoded_rows
 from cachedfs.snapshot import manifest
-from cachedfs.snapshot.archive import BadBundle, Bundle, BundleEntry, entries_of, runs
-from cachedfs.snapshot.exported_metadata import MetadataImport, decoded_rows, name_of
+from cachedfs.snapshot.archive import Bundle, BundleEntry, entries_of, runs
+from cachedfs.snapshot.exported_metadata import age_kept, name_of
 from cachedfs.snapshot.manifest import ExportFolder, Manifest, gathered
 
 __all__ = ["Import", "Imported"]
@@ -111,7 +113,7 @@ class Import:
             raise ObjectNotFound(f"{url}: no such object, so there is no complete export: run export again")
         try:
             manifest_ = await self._folder.manifest(info)
-        except BadBundle as error:
+        except DamagedFile as error:
             raise OriginUnavailable(f"{url}: {error}; remove the folder, and run export again") from error
         if self._accepted not in (None, manifest_.identity):
             raise ValueError(
@@ -129,7 +131,7 @@ class Import:
         """Record an error of a file of the export, or of a part of it, and go on without it."""
         try:
             yield
-        except (BadBlock, BadBundle, ObjectChanged, ObjectNotFound) as error:
+        except (BadBlock, DamagedFile, ObjectChanged, ObjectNotFound) as error:
             text = f"{self._folder.url(name)}: {part}{error}"
             if self._bad.setdefault(name, text) is text:
                 logger.warning(
@@ -144,13 +146,13 @@ class Import:
             with self._recording_errors(bundle.name):
                 if info is None or info.size != bundle.size:
                     size = "is not there" if info is None else f"has {info.size} bytes, not {bundle.size}"
-                    raise BadBundle(f"it {size}")
+                    raise DamagedFile(f"it {size}")
                 self._space -= sum(
                     entry.size for entry, is_cached in await self._entries_of(bundle, info) if is_cached
                 )
 
     async def _entries_of(self, bundle: Bundle, info: ObjectInfo) -> list[tuple[BundleEntry, bool]]:
-        """Return the entries of a bundle, and for each whether it is cached. Raises BadBundle.
+        """Return the entries of a bundle, and for each whether it is cached. Raises DamagedFile.
 
         The index is kept for the second call, but encoded: all entries at once would take too much memory.
         """
@@ -243,7 +245,11 @@ class Import:
         It follows the blocks, because metadata of objects without blocks may be dropped. It is used only after all of
         its bytes were checked, so it goes to a temporary file first.
         """
-        metadata = MetadataImport(self._cache.metadata, manifest_.identity, manifest_.made_at)
+        metadata = MetadataImport(
+            self._cache.metadata,
+            manifest_.identity,
+            lambda checked_at: age_kept(checked_at, made_at=manifest_.made_at, now=clock.now()),
+        )
         digest = hashlib.blake2b(digest_size=16)
         try:
             with (
@@ -251,13 +257,13 @@ class Import:
                 tempfile.SpooledTemporaryFile(MAX_IN_MEMORY) as file,
             ):
                 if info is None or info.size != manifest_.metadata_size:
-                    raise BadBundle("it is missing or incomplete")
+                    raise DamagedFile("it is missing or incomplete")
                 async with self._folder.reading(info, Range(0, manifest_.metadata_size)) as reply:
                     async for piece in reply:
                         digest.update(piece)
                         file.write(piece)
                 if name_of(digest) != manifest_.metadata:
-                    raise BadBundle("it is damaged")
+                    raise DamagedFile("it is damaged")
                 file.seek(0)
                 await asyncio.to_thread(metadata.take, decoded_rows(file))
         except OSError as error:

@@ -14,7 +14,8 @@ from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.core.objects import Objects
 from cachedfs.errors import ObjectChanged, ObjectNotFound
 from cachedfs.origins.base import Reply
-from cachedfs.snapshot.archive import MOST_BLOCKS, MOST_INDEX, BadBundle, Bundle
+from cachedfs.shared.metadata_rows import LATEST_S, DamagedFile
+from cachedfs.snapshot.archive import MOST_BLOCKS, MOST_INDEX, Bundle
 
 __all__ = ["NAME", "ExportFolder", "Manifest", "gathered", "is_ours"]
 
@@ -22,7 +23,6 @@ T = TypeVar("T")
 
 NAME = "manifest.json"
 FORMAT = 3
-LATEST_S = 1e12  # seconds; later times, infinities and NaN are invalid
 MOST_BYTES = 16 << 20  # most bytes of a manifest
 MOST_BUNDLES = 100_000
 MOST_METADATA = 1 << 30  # bytes; an import writes the metadata file to the temporary folder
@@ -52,22 +52,22 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """Parse a manifest. Raises BadBundle for anything that an export would not write."""
+        """Parse a manifest. Raises DamagedFile for anything that an export would not write."""
         if data.count(b"{") + data.count(b"[") > MOST_BUNDLES + 100:  # each takes more memory than its text
-            raise BadBundle("it has too many bundles")
+            raise DamagedFile("it has too many bundles")
         try:
             found: dict[str, Any] = json.loads(data)
             if found.pop("kind") != _KIND:
-                raise BadBundle("it is not the manifest of an export")
+                raise DamagedFile("it is not the manifest of an export")
             if (version := found.pop("format")) != FORMAT:
-                raise BadBundle(
+                raise DamagedFile(
                     f"it has format {version!r}, not {FORMAT}: another release of cachedfs wrote it"
                 )
             manifest = cls(**found | {"bundles": tuple(Bundle(**each) for each in found["bundles"])})
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise BadBundle(f"it is invalid: {error}") from error
+            raise DamagedFile(f"it is invalid: {error}") from error
         if not manifest._is_sound():
-            raise BadBundle("it has a value that no export writes")
+            raise DamagedFile("it has a value that no export writes")
         return manifest
 
     def _is_sound(self) -> bool:
@@ -103,10 +103,10 @@ class ExportFolder:
         return {}
 
     async def manifest(self, info: ObjectInfo) -> Manifest:
-        """Read the manifest. Raises BadBundle if it is invalid."""
+        """Read the manifest. Raises DamagedFile if it is invalid."""
         size = info.size or 0
         if size > MOST_BYTES:
-            raise BadBundle(f"it is not a manifest: it has {size} bytes")
+            raise DamagedFile(f"it is not a manifest: it has {size} bytes")
         return Manifest.decode(await self.bytes_of(info, Range(0, size)))
 
     @contextlib.asynccontextmanager

@@ -216,7 +216,9 @@ def main() -> int:
     """Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     names = [*WORKLOADS, *abuse.ROWS, *training.ROWS, *misses.ROWS, "import", "memory"]
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument(
+        "--json", type=Path, help="write all figures to this file; with --only, the other rows in it stay"
+    )
     parser.add_argument(
         "--tables", type=Path, metavar="JSON", help="print the tables of an earlier run, measure nothing"
     )
@@ -248,6 +250,8 @@ def main() -> int:
         if not options.only:
             print("no row was disturbed by other machines of the host", file=sys.stderr)
             return 0
+    elif options.only and options.json and options.json.exists():
+        earlier = [result for result in report.load(options.json)[1] if result.row not in options.only]
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cachedfs-bench-") as name:
         path = options.json or Path(name) / "bench.json"

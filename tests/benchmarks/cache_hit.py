@@ -44,7 +44,7 @@ def put_rate(cache: BlockStore) -> None:
 
 
 def main(folder: str) -> None:
-    cache = BlockStore([folder], explicit=True)
+    cache = BlockStore(folder, explicit=True)
     put_rate(cache)
     key = ObjectKey("bench", "read", "v1", MIB)
     cache.put([(key.block(i), os.urandom(MIB)) for i in range(8)], BOUNDS)

@@ -15,8 +15,8 @@ def open_cache(tmp_path):
     """Open caches, on one directory unless told otherwise; all are closed in the end."""
     opened = []
 
-    def open_one(*directories, explicit=True):
-        cache = BlockStore([str(each) for each in directories or (tmp_path / "c",)], explicit=explicit)
+    def open_one(directory=None, *, explicit=True):
+        cache = BlockStore(str(directory or tmp_path / "c"), explicit=explicit)
         opened.append(cache)
         return cache
 

@@ -96,7 +96,7 @@ def use_as(cache_dir, user, umask, kind):
         os.setgid(user)
         os.setuid(user)
     os.umask(umask)
-    cache, key = BlockStore([cache_dir], explicit=True), key_of()
+    cache, key = BlockStore(cache_dir, explicit=True), key_of()
     blocks = [content(key, 0), content(key, 1)]
     assert [whole(cache, key, index) for index in (0, 1)] in ([None, None], blocks)
     put(cache, key, 0, 1)

@@ -83,7 +83,7 @@ def put_after_noticing(cache, bounds):
 
 
 def open_and_put(directory, bounds):
-    put_new(BlockStore([directory], explicit=True), bounds)
+    put_new(BlockStore(directory, explicit=True), bounds)
 
 
 def evict(cache, bounds):
@@ -201,7 +201,7 @@ def churn(directory, me, size, n_blocks, n, death=None):
     """Read `n` blocks, and put those that are not there; return the most bytes that the cache was seen to have."""
     if death is not None:
         watch(killer(*death))
-    cache, bounds, most = BlockStore([directory], explicit=True), CacheBounds(size=size, keep_free=0), 0
+    cache, bounds, most = BlockStore(directory, explicit=True), CacheBounds(size=size, keep_free=0), 0
     for step in range(n):
         key = key_of(f"b/{(step * 7 + me * 13) % n_blocks}", block_size=1 << 20)
         data = whole(cache, key, 0)
@@ -224,7 +224,7 @@ def put_if_it_is_our_turn(cache, key, bounds):
 
 def hold_the_index(directory, n_evicted, ready, go_on):
     """Be in the middle of making room, holding what an eviction holds, until the file `go_on` is there."""
-    cache = BlockStore([directory], explicit=True)
+    cache = BlockStore(directory, explicit=True)
     with cache._writing("hold") as rows:
         for block in rows.blocks_after(0, n_evicted):
             cache.space.remove(rows, block)
@@ -233,14 +233,14 @@ def hold_the_index(directory, n_evicted, ready, go_on):
 
 
 def put_one(directory, path, size):
-    put(BlockStore([directory], explicit=True), key_of(path), 0, bounds=CacheBounds(size=size, keep_free=0))
+    put(BlockStore(directory, explicit=True), key_of(path), 0, bounds=CacheBounds(size=size, keep_free=0))
 
 
 def _do(operation, directory, size, hit):
     act, bounds = OPERATIONS[operation].act, CacheBounds(size=size, keep_free=0)
     subject: Any = directory
     if act not in _OPENING:
-        subject = BlockStore([directory], explicit=True)
+        subject = BlockStore(directory, explicit=True)
         subject.metadata.counter(IDENTITY, "b")
         subject.usage()
     end = watch(hit)

@@ -33,7 +33,7 @@ class Start:
     def __init__(self, folder, operation):
         self.operation, self.folder = operation, folder
         self.template = folder / "template"
-        cache, prepare = BlockStore([str(self.template)], explicit=True), OPERATIONS[operation].prepare
+        cache, prepare = BlockStore(str(self.template), explicit=True), OPERATIONS[operation].prepare
         # The mapped file of the counters is counted, and made when it is first used.
         cache.metadata.counter("", "")
         self.bounds = (prepare(cache) if prepare else None) or AMPLE
@@ -62,7 +62,7 @@ class Start:
 
 @contextlib.contextmanager
 def opened(directory):
-    cache = BlockStore([directory], explicit=True)
+    cache = BlockStore(directory, explicit=True)
     try:
         yield cache
     finally:

@@ -1,4 +1,4 @@
-"""Cache directories: which are used or refused, and read-only layers."""
+"""Cache directories: which are used or refused."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.errors import CacheError
 from tests.cache.audit import audit
 from tests.cache.faults import replace_call
-from tests.cache.helpers import content, file_of, flip, key_of, put, whole
+from tests.cache.helpers import content, file_of, key_of, put, whole
 
 NAME = f"cachedfs-{FORMAT}-{os.getuid()}"
 
@@ -102,26 +102,6 @@ def test_a_directory_that_cannot_be_made_is_no_error_of_the_constructor(open_cac
     assert whole(cache, key_of(), 0) is None
 
 
-def test_layers_are_read_verified_and_never_written(open_cache, tmp_path, caplog):
-    key = key_of()
-    below = open_cache(tmp_path / "below")
-    put(below, key, 0, 1)
-    os.rename(below.root, Path(below.root).with_name(f"cachedfs-{FORMAT}-99999"))  # of another user
-    cache = open_cache(tmp_path / "own", tmp_path / "missing", tmp_path / "below")
-    assert whole(cache, key, 0) == content(key, 0)
-    assert cache.has(key, 1)
-    (bad,) = (tmp_path / "below").rglob(key.name(1))
-    flip(bad, 5)
-    for _ in range(3):
-        assert whole(cache, key, 1) is None
-    assert bad.exists()
-    assert len(caplog.records) == 1
-    put(cache, key, 1)  # a bad block below does not stand in the way of a good one
-    assert whole(cache, key, 1) == content(key, 1)
-    cache.evict(key.identity, None)
-    assert whole(cache, key, 0) == content(key, 0)
-
-
 def test_a_cache_of_an_earlier_format_is_named_and_not_used(open_cache, tmp_path):
     old = tmp_path / f"cachedfs-{FORMAT - 1}-{os.getuid()}"
     for name in (old.name, f"cachedfs-{FORMAT - 1}-99999", f"cachedfs-{FORMAT + 1}-{os.getuid()}", "else"):
@@ -167,14 +147,6 @@ def test_folders_that_did_not_change_for_a_while_are_checked_again_when_they_do(
     assert sorted(outside.rglob("*")) == before
     assert whole(cache, key_of(), 9) == content(key_of(), 9)
     assert audit(cache)._replace(missing=()).ok
-
-
-def test_blocks_of_our_own_layer_come_first(open_cache, tmp_path):
-    put(open_cache(tmp_path / "below"), key_of(), 0)
-    cache = open_cache(tmp_path / "own", tmp_path / "below")
-    put(cache, key_of(), 0)
-    whole(cache, key_of(), 0)
-    assert Path(cache.open_blocks.pop((key_of().digest, 0)).path) == file_of(cache, key_of(), 0)
 
 
 def test_on_a_network_file_system_caches_of_hosts_that_are_gone_are_removed(
@@ -234,7 +206,6 @@ def test_on_a_network_file_system_every_host_has_its_own_and_claims_are_skipped(
     assert not other.has(key_of(), 0)
     assert other.metadata.lookup("gs://test", "b/x") is None
     assert other.metadata.counter("gs://test", "b/x") != cache.metadata.counter("gs://test", "b/x")
-    assert open_cache(tmp_path / "else", tmp_path).has(key_of(), 0)
 
 
 MOUNTS = [

@@ -23,7 +23,7 @@ def used(cache, n):
     assert whole(cache, key, n) == content(key, n)
     cache.metadata.keep_records([MetadataRecord('gs://test', f'b/{n}', None, 1e12, 1)])
     assert cache.metadata.lookup('gs://test', f'b/{n}') is not None
-cache = BlockStore([sys.argv[1]], explicit=True)
+cache = BlockStore(sys.argv[1], explicit=True)
 used(cache, 0)
 assert cache.locks.take(7)
 children = []
@@ -56,7 +56,7 @@ def test_a_fork_in_the_middle_of_a_transaction_harms_nobody(cache):
         "import threading\n"
         "from cachedfs.cache.index import database\n"
         "database._FORK_WAIT_S = 0.05\n"
-        "cache = BlockStore([sys.argv[1]], explicit=True)\n"
+        "cache = BlockStore(sys.argv[1], explicit=True)\n"
         "put(cache, key_of(), 0)\n"
         "holding, done = threading.Event(), threading.Event()\n"
         "def hold():\n"

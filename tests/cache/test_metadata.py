@@ -262,7 +262,7 @@ def flip_bytes_of_the_index(cache, folder, share):
         damaged = bytearray(whole)
         damaged[place] ^= 1 << rng.randrange(8)
         file.write_bytes(damaged)
-        reader = BlockStore([str(folder)], explicit=True)
+        reader = BlockStore(str(folder), explicit=True)
         found, found_listing = answers(reader)
         reader.close()
         for path, record in found.items():

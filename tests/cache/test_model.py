@@ -34,7 +34,7 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize()
     def open(self):
         self.folder = tempfile.mkdtemp()
-        self.caches = [BlockStore([self.folder], explicit=True) for _ in range(2)]
+        self.caches = [BlockStore(self.folder, explicit=True) for _ in range(2)]
         self.pinned = set()
         for key in KEYS[::2]:
             put(self.caches[0], key, 0, 1, bounds=BOUNDS)
@@ -91,7 +91,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(which=which)
     def reopen(self, which):
         self.caches[which].close()
-        self.caches[which] = BlockStore([self.folder], explicit=True)
+        self.caches[which] = BlockStore(self.folder, explicit=True)
 
     @rule(
         choice=st.integers(0, 11),

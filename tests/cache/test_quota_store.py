@@ -21,7 +21,7 @@ def test_sums_of_accounts_and_days_survive_restarts(cache, open_cache):
 
 def test_processes_add_up(cache):
     code = f"""
-cache = BlockStore([sys.argv[1]], explicit=True)
+cache = BlockStore(sys.argv[1], explicit=True)
 for _ in range(20):
     cache.quota.add("a", "{DAY}", 5, 1)
 """

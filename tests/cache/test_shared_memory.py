@@ -89,7 +89,7 @@ def test_another_process_sees_a_change_at_once(cache):
     before = cache.metadata.counter(ORIGIN, "b/x"), cache.metadata.epoch(ORIGIN)
     finish(
         start(
-            "BlockStore([sys.argv[1]], explicit=True).metadata.changed('gs://test', ['b/x'])",
+            "BlockStore(sys.argv[1], explicit=True).metadata.changed('gs://test', ['b/x'])",
             Path(cache.root).parent,
         )
     )
@@ -325,7 +325,7 @@ def test_the_records_of_a_larger_bound_take_the_place_of_too_few(cache, open_cac
 # Claims
 
 CLAIMANT = (
-    "cache = BlockStore([sys.argv[1]], explicit=True)\n"
+    "cache = BlockStore(sys.argv[1], explicit=True)\n"
     "print(bool(cache.locks.take(7)), flush=True)\nsys.stdin.readline()\n"
     "print(bool(cache.locks.take(7)), flush=True)\nsys.stdin.readline()\n"
 )

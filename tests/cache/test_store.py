@@ -258,7 +258,7 @@ def test_leases_make_room_and_are_refused_without(cache):
 
 def test_the_lease_of_a_killed_process_makes_room(cache):
     process = start(
-        "cache = BlockStore([sys.argv[1]], explicit=True)\n"
+        "cache = BlockStore(sys.argv[1], explicit=True)\n"
         "lease = cache.lease(5000, AMPLE)\nprint(lease.path, flush=True)\nsys.stdin.read()",
         Path(cache.root).parent,
     )
@@ -283,7 +283,7 @@ def test_where_claims_reach_nobody_the_lease_of_a_killed_process_makes_room_afte
     process = start(
         "from cachedfs.cache import disk\n"
         "disk.is_network = lambda path: True\n"
-        "cache = BlockStore([sys.argv[1]], explicit=True)\n"
+        "cache = BlockStore(sys.argv[1], explicit=True)\n"
         "lease = cache.lease(5000, AMPLE)\nprint(lease.path, flush=True)\nsys.stdin.read()",
         tmp_path,
     )

@@ -1,12 +1,15 @@
 """The command `doctor`."""
 
 import dataclasses
+import errno
 import json
+import os
 import re
 
 import fsspec
 import pytest
 
+from cachedfs.cli import doctor
 from cachedfs.cli.speed import Speeds, facts, read_at_once
 from cachedfs.cli.stats import is_too_small
 from cachedfs.common.types import Counted
@@ -127,7 +130,7 @@ def test_doctor_says_why_there_is_no_way_to_drive(drive, monkeypatch, tmp_path):
     monkeypatch.setitem(fsspec.config.conf, "drive", {"endpoint_url": drive.server.endpoint_url})
     for name in ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "HOME"):
         monkeypatch.setenv(name, "" if name.startswith("GOOGLE") else str(tmp_path))
-    monkeypatch.setattr("google.auth.compute_engine._metadata._NO_GCE_CHECK", True)
+    monkeypatch.setattr("google.auth.compute_engine._metadata.is_on_gce", lambda request: False)
     (failed,) = failing(drive.url())
     assert "auth.authenticate_user()" in failed["found"]
     (failed,) = failing("-o", "token=anon", "-o", "endpoint_url=http://127.0.0.1:9", drive.url())
@@ -146,6 +149,18 @@ def test_doctor_names_what_is_wrong_with_the_cache(tmp_path):
     assert re.search(r"^fail +cache directory", result.stdout, re.MULTILINE)
     result = run("doctor", "-o", "cache_size=1000", status=1)
     assert re.search(r"^fail +room", result.stdout, re.MULTILINE)
+
+
+def test_doctor_says_what_to_do_on_a_full_disk(monkeypatch):
+    def full(folder):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(doctor, "write_seconds", full)
+    checks = {check["name"]: check for check in json.loads(run("doctor", "--json", status=1).stdout)}
+    assert checks["write speed"]["state"] == "fail"
+    assert checks["write speed"]["found"].endswith("cannot be written: No space left on device")
+    assert "Free space on this disk, or set cache_dir" in checks["write speed"]["advice"]
+    assert "index" in checks, "the other checks go on"
 
 
 def test_doctor_sees_a_misspelt_configuration(monkeypatch):
@@ -193,6 +208,7 @@ def test_doctor_measures_the_link_and_says_what_to_set(cloud, tmp_path):
     limit = r"(The link|Waiting for answers) limits: reading all of it takes about |not known: more requests"
     assert re.match(limit, checks["limit"])
     assert checks["use"] == "no block was read yet"
+    (tmp_path / "other").mkdir()
     tight = {
         check["name"]: check["found"]
         for check in json_of(

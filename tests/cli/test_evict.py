@@ -1,5 +1,6 @@
 """The command `evict`."""
 
+import os
 import re
 
 import pytest
@@ -109,3 +110,24 @@ def test_an_empty_name_is_not_the_default_cache(cloud):
     forget()
     assert "cache_dir=''" in run("evict", "--all", "--yes", "--cache-dir", "", status=2).stderr
     assert json_of("stats")["blocks"] == 1
+
+
+def test_evict_removes_what_earlier_releases_left(own_cache):
+    old = own_cache / f"cachedfs-1-{os.geteuid()}"
+    (old / "blocks").mkdir(parents=True)
+    (old / "blocks/a").write_bytes(bytes(1500))
+    assert json_of("stats")["old_caches"] == [str(old)]
+    assert "`cachedfs evict --old` removes" in run("stats").stdout
+    assert "alone" in run("evict", "--old", "--all", status=2).stderr
+    assert run("evict", "--old").stdout == f"{old}: 1.5 kB freed\n"
+    assert not old.exists()
+    forget()
+    assert "old caches" not in run("stats").stdout
+    assert json_of("evict", "--old") == {"freed": 0, "of": {}}
+
+
+@pytest.mark.parametrize("command", ["stats", "doctor", "unpin --all", "evict --all --yes", "evict --old"])
+def test_a_mistyped_cache_directory_is_not_created(command, tmp_path):
+    result = run(*command.split(), "--cache-dir", str(tmp_path / "typo"), status=1)
+    assert f"{tmp_path}/typo does not exist" in result.output
+    assert not (tmp_path / "typo").exists()

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -110,3 +111,16 @@ def test_without_its_packages_it_says_what_to_install(cloud, package):
     done = subprocess.run(command, env=cloud._environment(), capture_output=True, text=True, timeout=600)
     assert done.returncode == 1
     assert done.stderr == 'The command line needs typer and rich: pip install "cachedfs[cli]"\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("conf.json", '{"gs": '), ("conf.json", "[1]"), ("a.ini", "token")]
+)
+def test_a_damaged_configuration_is_named(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    environ = {**os.environ, "FSSPEC_CONFIG_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "cachedfs", "ls", str(tmp_path)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert f"{tmp_path}/{name}: fsspec cannot read this configuration: correct or remove it (" in done.stderr

@@ -188,6 +188,33 @@ def test_a_target_that_cannot_be_is_wrong_usage(cloud, tmp_path, monkeypatch):
     assert not (tmp_path / "gs:").exists()
 
 
+def test_a_copy_whose_name_was_not_typed_is_named_and_replaces_nothing_unasked(drive, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    drive.put("f/notes.txt", b"of Drive")
+    (item,) = drive.server.find(f"{drive.name}/f/notes.txt")
+    link, local = f"https://drive.google.com/file/d/{item['id']}/view", tmp_path / "notes.txt"
+    assert run("get", link).stdout == "notes.txt\n"
+    local.write_bytes(b"mine")
+    assert "notes.txt would be replaced: add --force" in run("get", link, status=1).stderr
+    assert "Replace notes.txt?" in in_terminal("get", link, typed="n\n")
+    assert local.read_bytes() == b"mine"
+    in_terminal("get", link, typed="y\n")
+    assert local.read_bytes() == b"of Drive"
+    assert json_of("get", "--force", link)["written"] == ["notes.txt"]
+    assert run("get", link, "notes.txt").stdout == "", "a typed name, as with cp"
+
+
+def test_a_folder_whose_name_was_not_typed_replaces_no_file_unasked(drive, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in "abc":
+        drive.put(f"f/{name}", b"of Drive")
+    link = f"https://drive.google.com/drive/folders/{drive.server.folder(f'{drive.name}/f')}"
+    assert run("get", link).stdout == "f\n"
+    (tmp_path / "f/c").unlink()
+    assert "f/a and 1 other file would be replaced" in run("get", link, status=1).stderr
+    assert not (tmp_path / "f/c").exists()
+
+
 def test_a_file_that_cannot_be_written_is_named(cloud):
     cloud.put("one", b"1")
     url = cloud.url("one", "gs://")

@@ -55,9 +55,10 @@ def test_help_imports_no_filesystem():
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.endswith("\n[]\n")
 
 
-def sessions():
-    """Yield (is about, command, output) of what the page shows, in order; what runs until Ctrl-C is tested above."""
-    for note, text in re.findall(r"^```text ?(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
+def sessions(page):
+    """Yield (is about, command, output) of what a page shows, in order; what runs until Ctrl-C is tested above."""
+    content = (ROOT / page).read_text(encoding="utf-8")
+    for note, text in re.findall(r"^```text ?(\w*)\n(.*?)^```$", content, re.MULTILINE | re.DOTALL):
         for command, shown in re.findall(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
             if not command.startswith("cachedfs sim"):
                 yield note == "about", command, shown
@@ -68,6 +69,8 @@ def shell(command):
     line, _, program = command.partition(" | ")
     line, _, file = line.partition(" > ")
     words = shlex.split(line)
+    if "cachedfs" not in words:
+        return subprocess.run(command, shell=True, check=True, capture_output=True, text=True).stdout
     environ = dict(word.split("=", 1) for word in words[: words.index("cachedfs")])
     arguments = words[words.index("cachedfs") + 1 :]
     log_events(environ.get("CACHEDFS_EVENTS"))  # read when a process begins
@@ -81,7 +84,8 @@ def shell(command):
         return subprocess.run(shlex.split(program), stdin=piped, capture_output=True, text=True).stdout
 
 
-def test_the_page_shows_what_is_printed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", ["docs/cli.md", "docs/recipes.md"])
+def test_the_page_shows_what_is_printed(page, tmp_path, monkeypatch):
     # Of a name that is always as long: lines are broken where they are.
     with tempfile.TemporaryDirectory() as home, GCSServer(profile="off") as server:
         server.make_bucket("my-bucket")
@@ -97,7 +101,7 @@ def test_the_page_shows_what_is_printed(tmp_path, monkeypatch):
         monkeypatch.setitem(fsspec.config.conf, "gs", gs)
         monkeypatch.setitem(fsspec.config.conf, "cachedfs", {"keep_free": 0})
         compare = doctest.OutputChecker().check_output
-        for is_about, command, shown in sessions():
+        for is_about, command, shown in sessions(page):
             printed = shell(command)
             same = compare(*(comparable(text, is_about) for text in (shown, printed)), doctest.ELLIPSIS)
             assert same, f"{command} prints\n{printed}\nand not\n{shown}"

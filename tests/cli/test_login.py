@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import sys
+import threading
 import webbrowser
 from pathlib import Path
 from unittest import mock
@@ -20,7 +21,7 @@ from cachedfs.origins.drive import accounts, browser_login
 from cachedfs.sim import DriveServer, Fault
 from tests.cli.helpers import in_terminal, run
 from tests.origins.drive.certificates import private_key
-from tests.sim.browser import allow, opening
+from tests.sim.browser import allow, fetch, opening
 
 SECRETS = re.compile(r"GOCSPX-sim|1//sim|ya29\.|PRIVATE KEY|4/0sim")
 ME = "me@example.com"
@@ -100,6 +101,8 @@ def test_the_wizard_leads_from_nothing_to_a_working_drive(server, client):
         assert f"https://console.cloud.google.com/{page}" in screen
     assert re.findall(r"^(\d)\. ", screen, re.MULTILINE) == ["1", "2", "3", "4", "5"]
     assert "each sign-in ends after\n   7 days" in screen
+    assert "expected, and harmless here" in screen
+    assert "Waiting for your browser." in screen
     assert max(map(len, login.STEPS.splitlines())) < 80
     assert "".join(screen.split()).count(opened[0]) == 1  # to be opened by hand
     assert f"Signed in as Sim User <{ME}>, for reading and writing; 0 bytes used of 16.1 GB." in screen
@@ -188,6 +191,19 @@ def refusal(*arguments):
     text = done("login", "drive", *arguments, status=1)
     assert accounts.names() == []
     return text
+
+
+def test_a_browser_in_the_foreground_is_answered_too(client):
+    is_closed, pages = threading.Event(), []
+
+    def opened(url):  # returns when its window is closed, as with BROWSER=firefox
+        pages.append(fetch(allow(url))[2])
+        is_closed.set()
+
+    with mock.patch.object(webbrowser, "get", return_value=mock.Mock(open=opened)):
+        done("login", "drive", "--client", client)
+    assert is_closed.wait(60)
+    assert "You may close this page" in pages[0]
 
 
 def test_denied_access_is_an_error(client):

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from cachedfs.cli import mount
+from cachedfs.cli import background, mount
 from cachedfs.cli.urls import locate
 from tests.cli.helpers import options as common
 
@@ -77,11 +77,17 @@ def test_a_mount_in_the_background_that_takes_too_long_is_ended(tmp_path, monkey
         return children[-1]
 
     passed = iter(range(0, 1000, 50))
-    monkeypatch.setattr(mount.subprocess, "Popen", popen)
-    monkeypatch.setattr(mount.time, "monotonic", lambda: next(passed))
-    monkeypatch.setattr(mount.time, "sleep", lambda _: None)
+    monkeypatch.setattr(background.subprocess, "Popen", popen)
+    monkeypatch.setattr(background.time, "monotonic", lambda: next(passed))
+    monkeypatch.setattr(background.time, "sleep", lambda _: None)
     log = tmp_path / "log"
     log.write_text("of an earlier mount\n")
     with pytest.raises(OSError, match=r"was not mounted within 60 s: looking for a network$"):
-        mount.start(["gs://b", str(tmp_path)], "gs://b", str(tmp_path), str(log))
+        background.start(
+            ["mount", "gs://b"],
+            ["mount"],
+            log=str(log),
+            is_ready=lambda said: False,
+            failed="/mnt was not mounted",
+        )
     assert children[0].signals == signals

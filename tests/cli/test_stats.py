@@ -8,6 +8,7 @@ import time
 import fsspec
 
 from cachedfs.cache.index.block_rows import CachedPath
+from cachedfs.cli.prometheus import exposition
 from cachedfs.cli.stats import folders_of
 from cachedfs.common.types import Counted
 from tests.cli.helpers import in_terminal, json_of, run, start
@@ -198,3 +199,42 @@ def test_stats_watch_in_a_pipe_is_a_line_a_look(cloud):
             r"\d\d:\d\d:\d\d  0 hits, 0 misses; read 0 bytes/s, fetched 0 bytes/s in 0 requests; holds 0 bytes\n",
             line,
         )
+
+
+def test_the_totals_for_prometheus(cloud):
+    cloud.put("key", noise(2 * MiB))
+    run("cat", cloud.url("key", "gs://"))
+    forget()
+    cloud.asked()
+    shown = run("stats", "--prometheus", "-o", "cache_size=200GB").stdout
+    found = json_of("stats", "-o", "cache_size=200GB")
+    assert cloud.asked() == []
+    values = dict(re.findall(r"^cachedfs_(\w+)\{directory=\"(?:.*)\"\} (\d+)$", shown, re.MULTILINE))
+    assert (values["misses_total"], values["fetched_bytes_total"]) == ("2", str(2 * MiB))
+    assert (values["blocks"], values["bytes"]) == ("2", str(found["bytes"]))
+    assert values["can_store"] == "1"
+    for name in values:
+        kind = "counter" if name.endswith("_total") else "gauge"
+        assert (
+            len(
+                re.findall(
+                    rf"^# (?:HELP cachedfs_{name} .+|TYPE cachedfs_{name} {kind})$", shown, re.MULTILINE
+                )
+            )
+            == 2
+        )
+    assert "drive" not in shown
+
+
+def test_what_is_unknown_is_left_out_for_prometheus_and_labels_are_escaped():
+    found = {"directory": 'C:\\"a"\n', "blocks": 1, "bytes": 2, "disk_free": 3, "disk_size": 4}
+    found |= {"may_hold": None, "cannot_store": "the disk is full"}
+    quotas = [{"account": "me", "units": 5, "bytes": 6}, {"account": "you", "units": 7, "bytes": 8}]
+    lines = exposition(found, Counted(hits=9), quotas).splitlines()
+    assert 'cachedfs_hits_total{directory="C:\\\\\\"a\\"\\n"} 9' in lines
+    assert 'cachedfs_can_store{directory="C:\\\\\\"a\\"\\n"} 0' in lines
+    assert [line for line in lines if line.startswith("cachedfs_drive_units_today")] == [
+        'cachedfs_drive_units_today{account="me"} 5',
+        'cachedfs_drive_units_today{account="you"} 7',
+    ]
+    assert not [line for line in lines if "may_hold" in line]

@@ -92,6 +92,7 @@ def test_options_go_where_they_belong(cloud, tmp_path):
 
 
 def test_options_before_and_after_the_command(cloud, tmp_path):
+    (tmp_path / "x").mkdir()
     before = run("--json", "--cache-dir", str(tmp_path / "x"), "stats").stdout
     after = run("stats", "--json", "--cache-dir", str(tmp_path / "x")).stdout
     assert json.loads(before)["directory"] == json.loads(after)["directory"]

@@ -17,7 +17,7 @@ variable = contextvars.ContextVar("variable", default="unset")
 
 @pytest.fixture
 def engine(tmp_path):
-    engine = Engine([str(tmp_path)], explicit=True)
+    engine = Engine(str(tmp_path), explicit=True)
     yield engine
     engine.close()
 

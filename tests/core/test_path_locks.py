@@ -34,7 +34,7 @@ def time(monkeypatch):
 
 @pytest.fixture
 def cache(folder):
-    cache = BlockStore([str(folder)], explicit=True)
+    cache = BlockStore(str(folder), explicit=True)
     yield cache
     cache.close()
 

@@ -260,18 +260,6 @@ def test_another_filesystem_has_decoding_times_and_no_link(tmp_path):
     assert loader.report().by_itself.keys() == {"compute", "decode", "load"}
 
 
-def test_an_array_read_by_zarr_does_not_separate_reading_and_decoding(cloud):
-    zarr = pytest.importorskip("zarr")
-    from cachedfs.datasets import ZarrDataset
-
-    group = zarr.create_group(cloud.url("z"), zarr_format=2)
-    group.create_array("x", shape=(8,), dtype="i8")[:] = np.arange(8)
-    text = group.create_array("y", shape=(8,), dtype="U4")
-    text[:] = np.array(["a"] * 8)
-    assert ZarrDataset(cloud.url("z"), arrays="x").tells_reading
-    assert not ZarrDataset(cloud.url("z"), arrays=("x", "y")).tells_reading
-
-
 def test_datasets_count_the_time_a_thread_waits_for_bytes(cloud, tmp_path):
     h5py = pytest.importorskip("h5py")
     zarr = pytest.importorskip("zarr")

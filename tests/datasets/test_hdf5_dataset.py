@@ -270,6 +270,25 @@ def test_a_batch_requests_its_blocks_at_once_and_then_nothing(cloud):
     assert cloud.asked() == []
 
 
+def test_the_headers_of_all_members_are_fetched_in_one_round_trip(cloud):
+    def write(file):
+        for i in range(6):
+            file[f"{i}"] = file[f"group/{i}"] = wide()[:4]
+
+    cloud.put("a.h5", made(write))
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", target_options=cloud.options["gs"], read_ahead=0)
+    path, rounds = cloud.path("a.h5"), []
+
+    def before(group):
+        rounds.append(len(cloud.asked()))
+        hdf5_layout.fetch_headers(fs, path, group)
+        assert len(cloud.asked()) > 1
+
+    with fs.open(path) as raw, h5py.File(raw) as file:
+        assert len(dict(hdf5_layout.members_of(file["/"], before=before))) == 13
+    assert [*rounds[1:], len(cloud.asked())] == [0, 0]
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_items_contain_the_bytes_of_the_rows(cloud, layout):
     data = cloud.put("a.h5", pairs(**LAYOUTS[layout]))

@@ -186,7 +186,7 @@ def test_iterable_datasets_are_refused(dataset):
         ({"n_prefetch": -1}, "n_prefetch=-1: expected a whole number, 0 or more"),
         ({"echo": 0}, "echo=0"),
         ({"window": 0}, "window=0"),
-        ({"shuffle": "block"}, "shuffle='block': expected True, False, 'full' or 'window'"),
+        ({"shuffle": "block"}, "shuffle='block': expected True, False, 'full', 'window' or 'node'"),
         ({"shuffle": 1.0}, "shuffle=1.0"),
         ({"prefetch_bytes": "10%"}, "prefetch_bytes='10%'"),
         ({"prefetch_bytes": "much"}, "prefetch_bytes='much': expected bytes"),

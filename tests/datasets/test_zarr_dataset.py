@@ -68,11 +68,10 @@ def same(found, expected):
     np.testing.assert_array_equal(found, expected)
 
 
-def check(url, array, *, direct=True, **options):
+def check(url, array, **options):
     """Compare every way to read an array with zarr."""
     expected = np.asarray(array[...])
     dataset = ZarrDataset(url, **options)
-    assert dataset._through == {} or not direct
     assert len(dataset) == len(expected)
     n = len(expected)
     shuffled = np.random.default_rng(1).permutation(n)
@@ -224,35 +223,47 @@ def test_shards_with_other_index_positions_checksums_and_byte_orders(tmp_path):
         check(str(tmp_path / f"{i}"), array)
 
 
-# Arrays that zarr reads for us.
+# Chunks that zarr decodes for us.
 
 
-@pytest.mark.filterwarnings("ignore:.*V3 spec", "ignore:Numcodecs codecs are not")
-@pytest.mark.parametrize("kind", ["string", "structured", "v2 string", "delta", "nested"])
-def test_unsupported_arrays_are_read_by_zarr_with_a_log_message(tmp_path, caplog, kind):
+@pytest.mark.filterwarnings(
+    "ignore:.*V3 spec", "ignore:Numcodecs codecs are not", "ignore:Combining a `sharding_indexed`"
+)
+@pytest.mark.parametrize(
+    "kind", ["string", "sharded string", "structured", "v2 string", "delta", "nested", "packed shards"]
+)
+def test_chunks_of_any_type_and_codec_are_read_and_declared(tmp_path, kind):
     folder, numbers = tmp_path / "a.zarr", np.arange(7)
-    if kind == "string":
-        array = made(folder, (7,), str, chunks=(3,), values=np.array([f"word {i}" for i in numbers]))
-    elif kind == "v2 string":
-        words = np.array([f"w {i}" for i in numbers])
-        array = made(folder, (7,), "<U4", chunks=(3,), zarr_format=2, values=words)
+    if kind.endswith("string"):
+        words = np.array([f"word {i}" for i in numbers])
+        version = 2 if kind == "v2 string" else 3
+        options = {"shards": (6,)} if kind == "sharded string" else {}
+        array = made(folder, (7,), str, chunks=(3,), zarr_format=version, values=words, **options)
     elif kind == "structured":
         records = np.array([(i, i / 2) for i in numbers], [("a", "i4"), ("b", "f4")])
         array = made(folder, (7,), records.dtype, chunks=(3,), zarr_format=2, values=records)
     elif kind == "delta":
         delta = zarr.codecs.numcodecs.Delta(dtype="i4")
         array = made(folder, (7,), "i4", chunks=(3,), filters=delta, values=numbers)
-    else:
+    elif kind == "nested":
         inner = zarr.codecs.ShardingCodec(chunk_shape=(1,))
         array = sharded_by(folder, (7,), (6,), "i4", chunk_shape=(3,), codecs=[inner])
         array[:] = numbers
-    with caplog.at_level("INFO", "cachedfs.datasets"):
-        dataset = check(str(tmp_path / "a.zarr"), array, direct=False)
-    assert list(dataset._through) == [""]
-    assert "is read by zarr" in caplog.text
-    assert list(dataset.items(range(7))) == []
+    else:
+        codecs = [zarr.codecs.ShardingCodec(chunk_shape=(3,)), zarr.codecs.GzipCodec()]
+        array = zarr.create(store=folder, shape=(7,), chunks=(6,), dtype="i4", zarr_format=3, codecs=codecs)
+        array[:] = numbers
+    dataset = check(str(folder), array)
+    read = {item if isinstance(item, str) else item[0] for item in dataset.items(range(7))}
+    assert read == {str(path) for path in folder.rglob("*") if path.is_file() and path.name[0] not in "z."}
     again = pickle.loads(pickle.dumps(dataset))
     assert np.asarray(again[2]).tolist() == np.asarray(array[2]).tolist()
+
+
+def test_unwritten_strings_are_empty(tmp_path):
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(4,), chunks=(2,), dtype=str, fill_value="")
+    array[3] = "x"
+    assert [*ZarrDataset(str(tmp_path / "a.zarr"))] == ["", "", "", "x"]
 
 
 @pytest.mark.filterwarnings("ignore:.*V3 spec")
@@ -520,14 +531,13 @@ def counted(cloud):
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """The number of decoded chunks, without the indexes of shards."""
+    """The number of decoded chunks."""
     counts = collections.Counter()
     for name in ("array", "into"):
         method = getattr(codecs.ChunkDecoder, name)
 
         def counting(self, *args, method=method, name=name):
-            if self.dtype != np.uint64:
-                counts[name] += 1
+            counts[name] += 1
             return method(self, *args)
 
         monkeypatch.setattr(codecs.ChunkDecoder, name, counting)
@@ -540,7 +550,7 @@ def test_each_chunk_of_a_batch_is_decoded_once_and_used_up_chunks_are_dropped(tm
     order = np.random.default_rng(0).permutation(64)
     same(dataset.batch(order).numpy(), array[...][order])
     assert decoded == {"array": 2 * 16}
-    assert not dataset._direct._state.pool._chunks._values
+    assert not dataset._direct._state.pool._chunks
 
 
 def test_a_chunk_used_by_several_batches_is_decoded_once(tmp_path, decoded):
@@ -553,7 +563,7 @@ def test_a_chunk_used_by_several_batches_is_decoded_once(tmp_path, decoded):
             same(dataset.batch(batch).numpy(), array[...][batch])
         assert decoded["array"] <= most
         assert pool_size == 0 or decoded["array"] == 8
-        assert not dataset._direct._state.pool._chunks._values  # at the end of an epoch, none is needed again
+        assert not dataset._direct._state.pool._chunks  # at the end of an epoch, none is needed again
 
 
 def test_the_index_of_a_shard_is_read_and_decoded_once_per_process(tmp_path, monkeypatch):
@@ -577,9 +587,9 @@ def test_the_chunk_cache_is_bounded(tmp_path):
     dataset = ZarrDataset(str(tmp_path / "a.zarr"), pool=5 * 4256)
     for i in range(0, 64, 4):
         dataset[i]
-    kept = dataset._direct._state.pool._chunks
-    assert len(kept._values) == 5
-    assert kept._size <= 5 * 4256
+    pool = dataset._direct._state.pool
+    assert len(pool._chunks) == 5
+    assert pool._size <= 5 * 4256
 
 
 def test_whole_chunks_are_decoded_into_the_batch(tmp_path, decoded):

@@ -160,25 +160,6 @@ def test_verify_of_missing_and_uncached_objects(cloud, fs):
     assert fs.verify(cloud.path("empty"))[0].whole is True
 
 
-@pytest.mark.parametrize(("damaged", "whole"), [(alter, False), (lambda path: corrupt(path, 0), None)])
-def test_a_bad_block_of_a_read_only_layer_is_skipped(cloud, fs, tmp_path, damaged, whole):
-    data, path = cloud.put("x", noise(SIZE)), cloud.path("x")
-    fs.cat_file(path)
-    forget()
-    files = files_of(cloud)
-    both = fsspec.filesystem(
-        "cachedfs", target_protocol="gs", cache_dir=[str(tmp_path / "own"), str(cloud.cache_dir)], keep_free=0
-    )
-    assert both.info(path)["size"] == SIZE
-    assert both.cat_file(path) == data
-    damaged(files[0])
-    [found] = both.verify(path)
-    assert (found.whole, found.ok) == (whole, False)
-    assert files_of(cloud) == files
-    assert both.cat_file(path, 0, 10) == data[:10]
-    assert both.cat_file(path) == data
-
-
 def test_drive_objects_are_compared_by_md5(drive):
     fs = fsspec.filesystem("cachedfs", target_protocol="drive")
     path = drive.path("x")

@@ -91,6 +91,15 @@ def test_netcdf_through_h5netcdf(place, tmp_path):
             xr.testing.assert_identical(back.load(), cube())
 
 
+def test_netcdf_by_its_url(place, tmp_path):
+    cube().to_netcdf(tmp_path / "c.nc", engine="h5netcdf")
+    url = place.url("c.nc")
+    place.put("c.nc", (tmp_path / "c.nc").read_bytes())
+    for _ in place.twice(fetches=1):
+        with xr.open_dataset(url, engine="h5netcdf") as back:
+            xr.testing.assert_identical(back.load(), cube())
+
+
 @consolidating
 def test_batches_of_xbatcher(place):
     xbatcher = pytest.importorskip("xbatcher")

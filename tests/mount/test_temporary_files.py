@@ -14,7 +14,7 @@ from tests.cache.audit import audit
 
 @pytest.fixture
 def cache(tmp_path):
-    cache = BlockStore([str(tmp_path / "c")], explicit=True)
+    cache = BlockStore(str(tmp_path / "c"), explicit=True)
     yield cache
     cache.close()
 

@@ -8,6 +8,7 @@ anything). `python needs torch` runs where torch is installed, `python not run: 
 
 import ast
 import asyncio
+import code
 import contextlib
 import dataclasses
 import doctest
@@ -22,6 +23,7 @@ import logging
 import os
 import pickle
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -32,6 +34,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from xml.etree import ElementTree
 
 import fsspec
 import gcsfs.core
@@ -61,10 +64,12 @@ PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
+    "skills/cachedfs/SKILL.md",
     *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
 ]
 RUN = {  # the number of blocks that run in each page, with all packages installed
-    "README.md": 5,
+    "README.md": 3,
+    "skills/cachedfs/SKILL.md": 1,
     "docs/colab.md": 3,
     "docs/configuration.md": 5,
     "docs/guide-datasets.md": 6,
@@ -72,9 +77,11 @@ RUN = {  # the number of blocks that run in each page, with all packages install
     "docs/guide-gcs.md": 15,
     "docs/guide-packing.md": 2,
     "docs/guide-s3.md": 1,
-    "docs/guide-training.md": 4,
+    "docs/guide-serve.md": 1,
+    "docs/guide-sharing.md": 2,
+    "docs/guide-training.md": 5,
     "docs/guide-zarr.md": 9,
-    "docs/index.md": 4,
+    "docs/index.md": 1,
     "docs/start.md": 2,
     "docs/troubleshooting.md": 1,
     "docs/works-with.md": 3,
@@ -267,11 +274,25 @@ def test_the_code_of_a_page_runs_and_prints_what_it_shows(page, new_home, monkey
             server.close()
 
 
+@pytest.mark.parametrize(("page", "n_blocks"), [("README.md", 1), ("docs/start.md", 2)])
+def test_programs_pasted_into_python_print_only_their_results(page, n_blocks, new_home, capsys):
+    console = code.InteractiveConsole({})
+    try:
+        for block, shown in expectations(page)[:n_blocks]:
+            for line in [*block.text.splitlines(), ""]:
+                console.push(line)
+            assert is_shown(capsys.readouterr().out, shown)
+    finally:
+        for value in console.locals.values():
+            if isinstance(value, SimServer):
+                value.close()
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_runs_or_says_why_not(page):
     for block in blocks_of(read(page)):
         where = f"{page}, line {block.line}"
-        assert block.language in ("python", "text", "sh", "json", ""), where
+        assert block.language in ("python", "text", "sh", "bash", "json", "yaml", "diff", ""), where
         if block.language == "python":
             assert re.fullmatch(r"|needs [\w.]+|not run: \S.{5,}", block.note), where
             assert page in RUN or block.note.startswith("not run:"), f"{where}: give the page a number in RUN"
@@ -280,6 +301,11 @@ def test_every_block_runs_or_says_why_not(page):
             assert block.note in ("", *LATITUDE), where
         elif block.language == "json":
             json.loads(block.text)
+        elif block.language == "yaml":
+            for document in importlib.import_module("yaml").safe_load_all(block.text):
+                assert {"apiVersion", "kind", "metadata", "spec"} <= document.keys(), where
+        elif block.language == "bash":
+            subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
 
 
 # Names and links.
@@ -301,8 +327,15 @@ def test_links_have_a_target(page):
         name, _, anchor = target.partition("#")
         there = (ROOT / page).parent / name if name else ROOT / page
         assert there.exists(), f"{page}: {target}"
-        if anchor:
+        if anchor and not anchor.startswith("only-"):  # of a picture, for one color scheme
             assert anchor in slugs(str(there.resolve().relative_to(ROOT))), f"{page}: {target}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "llms.txt"])
+def test_pictures_and_pages_named_outside_of_the_docs_exist(page):
+    named = re.findall(r'(?:src|srcset)="([^"]+)"', read(page)) + re.findall(r"\]\(([^)#]+)\)", read(page))
+    assert len(named) > 10
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_every_page_has_one_place_in_the_site():
@@ -313,7 +346,7 @@ def test_every_page_has_one_place_in_the_site():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_page_is_linked_from_the_first_one(page):
-    if page in ("CONTRIBUTING.md", "SECURITY.md"):  # not pages of the site
+    if page in ("CONTRIBUTING.md", "SECURITY.md", "skills/cachedfs/SKILL.md"):  # not pages of the site
         assert f"({page})" in read("README.md")
     elif page not in ("README.md", "docs/index.md"):
         assert f"({page.removeprefix('docs/')})" in read("docs/index.md")
@@ -392,9 +425,22 @@ def check_python(arguments: list[str]) -> None:
         assert module != "cachedfs.sim" or arguments[2] in help_text
 
 
+def check_cachedfs(arguments: list[str]) -> None:
+    help_text = help_of("cachedfs", arguments[0])
+    for option in filter(lambda text: text.startswith("-"), arguments):
+        assert option in help_text, option
+
+
+def check_uvx(arguments: list[str]) -> None:
+    assert arguments[0] == "--from"
+    check_pip(["install", arguments[1].removeprefix("dist/")])
+    assert arguments[2] == "cachedfs"
+    check_cachedfs(arguments[3:])
+
+
 @functools.cache
-def help_of(module: str) -> str:
-    command = [sys.executable, "-m", module, "--help"]
+def help_of(*module: str) -> str:
+    command = [sys.executable, "-m", *module, "--help"]
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 
@@ -409,6 +455,8 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "%pip": check_pip,  # in a notebook
     "python": check_python,
     "export": check_export,
+    "cachedfs": check_cachedfs,
+    "uvx": check_uvx,
 }
 
 
@@ -686,6 +734,43 @@ def test_the_summary_of_measured_numbers_matches_the_page():
     for row in rows:
         known = {cell.partition(" (")[0] for cell in page[row[1]]}
         assert {re.sub(r"^[\w-]+ ", "", cell) for cell in row[2:] if cell} <= known, row[1]
+
+
+def test_the_chart_is_drawn_from_the_results_of_the_benchmarks():
+    chart = runpy.run_path(str(ROOT / "docs/chart.py"))
+    times = {
+        "gcsfs": (31.47, 30.86),
+        "tensorstore": (29.7, 29.4),
+        "cachedfs": (1.312, 0.0123),
+        "local": (9.0, 9.0),
+    }
+    results = [
+        {
+            "row": "samples",
+            "contender": name,
+            "figures": {"cold": {"median": cold}, "second": {"median": second}},
+        }
+        for name, (cold, second) in times.items()
+    ]
+    drawn = chart["drawn"](
+        chart["seconds_of"]([*results, {"row": "dense", "contender": "gcsfs", "figures": {}}]), "dark"
+    )
+    shown = [each.text for each in ElementTree.fromstring(drawn) if re.fullmatch(r"[\d.]+", each.text or "")]
+    assert shown == ["1.31", "0.012", "29.7", "29.4", "31.5", "30.9"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_chart_shows_the_numbers_of_the_page(scheme):
+    shown = ElementTree.parse(ROOT / f"docs/chart-{scheme}.svg").getroot()
+    numbers = [each.text for each in shown if re.fullmatch(r"[\d.]+", each.text or "")]
+    pairs = [" / ".join(pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
+    row = next(
+        line for line in read("docs/benchmarks.md").splitlines() if line.startswith("| 300 random samples")
+    )
+    assert len(pairs) == 3
+    assert all(pair in row for pair in pairs), pairs
+    alt = re.search(r'alt="(.+?)"', read("README.md"))[1]
+    assert all(pair.replace(" / ", " and ") in alt for pair in pairs), pairs
 
 
 def _cells(line):

@@ -49,6 +49,17 @@ loader = Loader(FileDataset("cachedfs::gs://bucket/images"), batch_size=16, shuf
 for batch in loader:
     assert_type(batch, Any)
 assert_type(loader.epoch, int)
+
+images: FileDataset[tuple[bytes, str]] = FileDataset("cachedfs::gs://bucket/images", label=str)
+assert_type(images[0], tuple[bytes, str])
+
+
+def total(samples: list[bytes]) -> int:
+    return sum(map(len, samples))
+
+
+for size in Loader(FileDataset("cachedfs::gs://bucket/images"), collate_fn=total):
+    assert_type(size, int)
 position = loader.state_dict()
 assert_type(position, dict[str, Any])
 Loader([1], batch_size="16")  # type: ignore[arg-type]

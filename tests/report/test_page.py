@@ -3,6 +3,7 @@
 import json
 import re
 
+import fsspec
 import pytest
 from typer.testing import CliRunner
 
@@ -108,6 +109,14 @@ def test_json_has_the_same_numbers_and_no_page(run, tmp_path, monkeypatch):
     assert found["counts"]["hits"] == sums["hits"]
     assert sorted(found["cache"].values()) == pytest.approx([4 * MiB, 6 * MiB], rel=1e-3)  # with trailers
     assert not (tmp_path / "report.html").exists()
+
+
+def test_the_cache_of_the_run_is_shown_and_not_the_configured_one(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(fsspec.config.conf, "cachedfs", {"cache_dir": str(tmp_path / "other")})
+    found = json.loads(report(run[0], "--json").stdout)
+    assert sorted(found["cache"].values()) == pytest.approx([4 * MiB, 6 * MiB], rel=1e-3)
+    (tmp_path / "typed").mkdir()
+    assert json.loads(report(run[0], "--json", "--cache-dir", tmp_path / "typed").stdout)["cache"] == {}
 
 
 def test_making_a_report_adds_no_events(run, cloud):

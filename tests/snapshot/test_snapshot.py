@@ -23,9 +23,10 @@ from hypothesis import strategies as st
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import ObjectKey
 from cachedfs.errors import CachedFSError, CacheError, ObjectNotFound, OriginUnavailable
-from cachedfs.snapshot import archive, exported_metadata, import_, manifest
-from cachedfs.snapshot.archive import BadBundle
-from cachedfs.snapshot.exported_metadata import MetadataImport, age_kept, decoded_rows, encoded_rows
+from cachedfs.shared import metadata_rows
+from cachedfs.shared.metadata_rows import DamagedFile, MetadataImport, decoded_rows, encoded_rows
+from cachedfs.snapshot import archive, import_, manifest
+from cachedfs.snapshot.exported_metadata import age_kept
 from tests.cache.audit import audit
 from tests.cache.helpers import flip
 from tests.support import KiB, MiB, forget, noise, tally
@@ -59,7 +60,7 @@ def read_all(fs, place, data):
 
 
 def check_cache(place):
-    cache = BlockStore([str(place.cache_dir)], explicit=True)
+    cache = BlockStore(str(place.cache_dir), explicit=True)
     report = audit(cache)
     cache.close()
     assert report.ok or (report._replace(leftovers=()).ok and report.leftovers), report
@@ -582,14 +583,14 @@ def test_the_index_of_a_bundle_round_trips():
     bundle, index = index_of(some)
     assert archive.entries_of(bundle, index, "gs||", MiB) == some
     for identity, block_size in (("gs|x|", MiB), ("gs||", 2 * MiB)):
-        with pytest.raises(BadBundle, match="something else"):
+        with pytest.raises(DamagedFile, match="something else"):
             archive.entries_of(bundle, index, identity, block_size)
 
 
 def test_an_index_with_too_many_blocks_is_refused_before_parsing(monkeypatch):
     bundle, index = index_of(entries(3000))
     monkeypatch.setattr(archive, "zipfile", None)
-    with pytest.raises(BadBundle, match="does not have 1000 blocks"):
+    with pytest.raises(DamagedFile, match="does not have 1000 blocks"):
         archive.entries_of(dataclasses.replace(bundle, blocks=1000), index, "gs||", MiB)
 
 
@@ -603,7 +604,7 @@ def test_a_damaged_index_is_refused_or_equivalent():
             try:
                 # The byte was in a date or a checksum.
                 assert archive.entries_of(bundle, changed, "gs||", MiB) == some
-            except BadBundle:
+            except DamagedFile:
                 refused.append(at)
     assert len(refused) > 5 * len(index)
 
@@ -627,10 +628,9 @@ def test_runs_contain_every_wanted_block_once(wanted, size):
 # Metadata and manifest, without an origin.
 def test_metadata_rows_round_trip_and_equal_rows_make_the_same_file():
     rows = [["object", "b/\udcff\n", 1.5, "{}"], [], [None, {"a": 1}]]
-    name, data = encoded_rows(rows)
+    data = encoded_rows(rows)
     assert list(decoded_rows(io.BytesIO(data))) == rows
-    assert encoded_rows(rows) == (name, data)
-    assert manifest.is_ours(name)
+    assert encoded_rows(rows) == data
 
 
 @pytest.mark.parametrize(
@@ -642,7 +642,7 @@ def test_metadata_rows_round_trip_and_equal_rows_make_the_same_file():
     ],
 )  # fmt: skip
 def test_invalid_metadata_rows_are_refused(data):
-    with pytest.raises(BadBundle):
+    with pytest.raises(DamagedFile):
         list(decoded_rows(io.BytesIO(data)))
 
 
@@ -650,19 +650,19 @@ def test_a_row_that_is_too_long_is_refused_before_decoding(monkeypatch):
     # 33 kB compressed, 33 MB of text, 900 MB decoded.
     data = gzip.compress(b"[" + b"[]," * (11 << 20) + b"[]]\n")
     monkeypatch.setattr(json, "loads", None)
-    with pytest.raises(BadBundle, match="too long"):
+    with pytest.raises(DamagedFile, match="too long"):
         list(decoded_rows(io.BytesIO(data)))
 
 
 def test_a_manifest_with_too_many_values_is_refused_before_decoding(monkeypatch):
     monkeypatch.setattr(json, "loads", None)
-    with pytest.raises(BadBundle, match="too many bundles"):
+    with pytest.raises(DamagedFile, match="too many bundles"):
         manifest.Manifest.decode(b"[" + b"[]," * manifest.MOST_BUNDLES * 2 + b"[]]")
 
 
 @pytest.fixture
 def metadata(tmp_path):
-    cache = BlockStore([str(tmp_path / "cache")], explicit=True)
+    cache = BlockStore(str(tmp_path / "cache"), explicit=True)
     yield cache.metadata
     cache.close()
 
@@ -672,17 +672,17 @@ def test_details_that_are_nested_too_deeply_are_refused(metadata):
     for _ in range(300):  # json accepts more, but a later reader is deeper in calls
         details = {"a": [details]}
     deep = json.dumps(["file", 1, "x", None, details])
-    with pytest.raises(BadBundle, match="is invalid"):
-        MetadataImport(metadata, "gs||", 1e9).take(iter([["object", "b/k", 1.0, deep]]))
+    with pytest.raises(DamagedFile, match="is invalid"):
+        MetadataImport(metadata, "gs||", float).take(iter([["object", "b/k", 1.0, deep]]))
 
 
 @pytest.mark.parametrize("is_too_large", [False, True])
 def test_a_listing_that_is_too_large_for_memory_is_not_imported(metadata, monkeypatch, is_too_large):
-    monkeypatch.setattr(exported_metadata, "_MAX_LISTING", 4000)
+    monkeypatch.setattr(metadata_rows, "_MAX_LISTING", 4000)
     now = time.time()
     info = json.dumps(["file", 1, "x", None, {"many": [0] * 30 if is_too_large else []}])
     children = [["child", f"b/{i}", info] for i in range(3)]
-    MetadataImport(metadata, "gs||", now).take(
+    MetadataImport(metadata, "gs||", float).take(
         iter([["listing", "b", now, 3], *children, ["object", "c/k", now, info]])
     )
     assert metadata.lookup("gs||", "c/k").info.size == 1
@@ -710,9 +710,9 @@ ROWS = st.lists(
 @given(ROWS)
 @settings(max_examples=200)
 def test_arbitrary_rows_are_refused_or_harmless(tmp_path_factory, rows):
-    cache = BlockStore([str(tmp_path_factory.getbasetemp() / "hostile")], explicit=True)
-    with contextlib.suppress(BadBundle):
-        MetadataImport(cache.metadata, "gs||", 1e9).take(iter(json.loads(json.dumps(rows))))
+    cache = BlockStore(str(tmp_path_factory.getbasetemp() / "hostile"), explicit=True)
+    with contextlib.suppress(DamagedFile):
+        MetadataImport(cache.metadata, "gs||", float).take(iter(json.loads(json.dumps(rows))))
     cache.close()
 
 
@@ -733,5 +733,5 @@ def test_arbitrary_rows_are_refused_or_harmless(tmp_path_factory, rows):
 )
 @settings(max_examples=60)
 def test_an_arbitrary_manifest_is_refused(found):
-    with pytest.raises(BadBundle):
+    with pytest.raises(DamagedFile):
         manifest.Manifest.decode(json.dumps(found).encode())

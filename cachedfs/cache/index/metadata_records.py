@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from cachedfs.common.types import ObjectInfo, modified_of
 
 __all__ = [
+    "AGELESS",
     "FeedConfirmation",
     "FeedPosition",
     "FeedSnapshot",
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 _DATETIME = "$datetime"
+AGELESS = 1.0
+"""The time of an answer of another machine that is old, or of unknown age: never fresh, and not removed for its age."""
 CLOCK_SKEW_S = 300.0  # between our clock and the origin's, as Kerberos allows (RFC 4120, section 8.2)
 
 

@@ -9,6 +9,8 @@ import contextlib
 import json
 import os
 import sys
+import threading
+import webbrowser
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -72,12 +74,21 @@ def _read_json(path: str) -> dict[str, Any]:
 
 
 # The sign-in
+class _OpeningFlow(InstalledAppFlow):  # type: ignore[misc]  # has no types
+    """A sign-in that opens its page in a thread: a browser in the foreground waits for our answer to its last request."""
+
+    def authorization_url(self, **parameters: str) -> tuple[str, str]:
+        url, state = super().authorization_url(**parameters)
+        threading.Thread(target=webbrowser.get().open, args=(url,), daemon=True).start()
+        return url, state
+
+
 def by_browser(client: Mapping[str, str], scope: str, hint: str | None, prompt: str) -> dict[str, Any]:
     """Open the browser, wait for its answer, and return an authorized user as google-auth saves it.
 
     `prompt` is printed on stderr with the address of Google's page in place of {url}.
     """
-    flow = _flow(client, scope)
+    flow = _flow(client, scope, _OpeningFlow)
     # google-auth-oauthlib prints the prompt. Without an answer it raises an AttributeError.
     with _failures(client), contextlib.redirect_stdout(sys.stderr), contextlib.suppress(AttributeError):
         flow.run_local_server(
@@ -85,7 +96,8 @@ def by_browser(client: Mapping[str, str], scope: str, hint: str | None, prompt: 
             port=0,
             timeout_seconds=WAIT_S,
             authorization_prompt_message=prompt,
-            success_message="cachedfs has Google's answer. Close this window and go back to the terminal.",
+            success_message="cachedfs has Google's answer. You may close this page and go back to the terminal.",
+            open_browser=False,
             **_parameters(hint),
         )
         return _authorized_user(flow, client)
@@ -120,8 +132,8 @@ def checked_address(text: str) -> str:
     return address
 
 
-def _flow(client: Mapping[str, str], scope: str) -> Any:
-    flow = InstalledAppFlow.from_client_config({"installed": dict(client)}, [scope])
+def _flow(client: Mapping[str, str], scope: str, kind: type[InstalledAppFlow] = InstalledAppFlow) -> Any:
+    flow = kind.from_client_config({"installed": dict(client)}, [scope])
     configure(flow.oauth2session, client["token_uri"])
     return flow
 

@@ -60,7 +60,7 @@ def nobody(monkeypatch, tmp_path):
     """A machine where nobody has signed in."""
     for name in ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(name, "" if name.startswith("GOOGLE") else str(tmp_path / "home"))
-    monkeypatch.setattr("google.auth.compute_engine._metadata._NO_GCE_CHECK", True)
+    monkeypatch.setattr("google.auth.compute_engine._metadata.is_on_gce", lambda request: False)
 
 
 @pytest.fixture

@@ -126,7 +126,10 @@ def at_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
-    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setattr("google.auth.compute_engine._metadata.is_on_gce", lambda request: False)
+    monkeypatch.setattr(
+        accounts, "_defaults", {}
+    )  # a folder may have the name of one that an earlier test used
 
 
 @pytest.fixture

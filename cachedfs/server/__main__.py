@@ -1,0 +1,5 @@
+"""A worker of `cachedfs serve`."""
+
+from cachedfs.server.worker import run
+
+run()

@@ -1,0 +1,110 @@
+"""One process that serves: what it is told on standard input, until that is closed or SIGTERM comes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import fsspec.config
+from aiohttp import web
+
+from cachedfs.common.urls import filesystem_at
+from cachedfs.server.access import AccessRules
+from cachedfs.server.bucket import Bucket
+from cachedfs.server.endpoint import Endpoint
+from cachedfs.server.signatures import Keys
+
+__all__ = ["http_server", "run"]
+
+ENDS_WITHIN_S = 5.0  # the answers that are being sent
+IDLE_S = 75.0  # after which a connection without a complete request is closed
+MOST_HEADER = 16 << 10  # bytes of a line; a key may have 1 KiB, three times that in percent-encoding
+
+
+http_logger = logging.getLogger("cachedfs.server.http")
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    record.exc_info = None  # of a malformed request, it may show what was sent
+    return True
+
+
+http_logger.addFilter(_without_traceback)
+
+
+def run() -> None:
+    """Serve. The first line of output says that it is ready, or which error it ends with, as JSON."""
+    told = json.loads(sys.stdin.buffer.readline())
+    for level in (logging.WARNING, logging.ERROR):
+        logging.addLevelName(level, logging.getLevelName(level).lower())
+    logging.basicConfig(level=told["log_level"], format="cachedfs: %(levelname)s: %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: whoever started this process ends it
+    try:
+        asyncio.run(_serve(told))
+    except Exception as error:  # of any kind: whoever started this process raises it
+        _say({"error": f"{error}" or type(error).__name__})
+        raise SystemExit(1) from error
+
+
+def _say(value: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+async def _serve(told: Mapping[str, Any]) -> None:
+    fsspec.config.conf.update(told["conf"])
+    server = http_server(_endpoint(told))
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def end_with_stdin() -> None:
+        if not os.read(0, 4096):
+            stop.set()
+
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_reader(0, end_with_stdin)
+    sock = socket.socket(fileno=told["fd"])
+    listening = await loop.create_server(server, sock=sock, ssl=_tls(told["tls"]), backlog=1024)
+    _say({"ready": True})
+    await stop.wait()
+    listening.close()
+    await server.shutdown(ENDS_WITHIN_S)
+
+
+def http_server(endpoint: Endpoint) -> web.Server:
+    """Return a protocol factory that answers with `endpoint`. Needs a running event loop."""
+    return web.Server(
+        endpoint.handle,
+        handler_cancellation=True,
+        auto_decompress=False,
+        access_log=None,
+        keepalive_timeout=IDLE_S,
+        lingering_time=ENDS_WITHIN_S,
+        logger=http_logger,
+        max_field_size=MOST_HEADER,
+        max_line_size=MOST_HEADER,
+    )
+
+
+def _endpoint(told: Mapping[str, Any]) -> Endpoint:
+    buckets = {}
+    for name, (url, options) in told["buckets"].items():
+        fs, path = filesystem_at(url, options)
+        buckets[name] = Bucket(fs, fs._strip(path))
+    keys = Keys(*told["keys"]) if told["keys"] else None
+    return Endpoint(buckets, AccessRules(keys, told["domains"], told["origins"]), tuple(told["domains"]))
+
+
+def _tls(files: tuple[str, str] | None) -> ssl.SSLContext | None:
+    if files is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*files)
+    return context

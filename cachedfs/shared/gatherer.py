@@ -1,0 +1,126 @@
+"""Which fetched blocks go to the shared cache together, and when. Pure: it writes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from cachedfs.common.types import ObjectInfo, ObjectKey
+from cachedfs.shared.piece import LARGE, key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["BlockGroup", "Gatherer", "runs_of"]
+
+FILE = (
+    8 << 20
+)  # bytes of a file, about: parallel file systems, buckets and Google Drive suffer from many small ones
+SETTLE_S = 2.0  # after this time without a further block, an incomplete group is written as it is
+LONGEST_S = 60.0  # the longest wait for more small objects
+MOST_GROUPS = 100_000  # waiting; what comes then is not shared
+MOST_IN_FILE = 10_000  # groups of one file
+
+
+@dataclasses.dataclass
+class BlockGroup:
+    """The blocks that one file may hold of an object version: those of FILE bytes, aligned. `noted_at` is of the last one."""
+
+    version: ObjectKey
+    info: ObjectInfo
+    key: str
+    number: int
+    indexes: set[int] = dataclasses.field(default_factory=set)
+    noted_at: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the blocks, all but the last of the object counted as whole ones."""
+        return min(len(self.indexes) * self.version.block_size, self.info.size or 0)
+
+    @property
+    def is_complete(self) -> bool:
+        n, size = blocks_per_file(self.version), self.version.block_size
+        n_blocks = -(-(self.info.size or 0) // size)
+        return len(self.indexes) == min(n, n_blocks - self.number * n)
+
+
+def blocks_per_file(version: ObjectKey) -> int:
+    return max(1, FILE // version.block_size)
+
+
+def runs_of(indexes: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the runs of consecutive numbers in a sorted sequence."""
+    run: list[int] = []
+    for index in indexes:
+        if run and index != run[-1] + 1:
+            yield run
+            run = []
+        run.append(index)
+    if run:
+        yield run
+
+
+class Gatherer:
+    """The blocks that wait to be written. Use it with a lock; times are of any steady clock.
+
+    A large part of an object gets a file of its own as soon as it is complete. Small objects wait until they fill a file,
+    or until nothing more came for as long as the reading took.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, int], BlockGroup] = {}
+        self._began_at = self._last_at = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def note(self, version: ObjectKey, info: ObjectInfo, index: int, now: float) -> None:
+        """Add a block that was fetched and is in the local cache."""
+        self._began_at, self._last_at = self._began_at or now, now
+        number = index // blocks_per_file(version)
+        group = self._groups.get((version.digest, number))
+        if group is None:
+            key = key_of(version.identity, info)
+            if key is None or len(self._groups) >= MOST_GROUPS:
+                return
+            group = self._groups[version.digest, number] = BlockGroup(version, info, key, number)
+        group.indexes.add(index)
+        group.noted_at = now
+
+    def take(self, now: float, *, everything: bool = False, hurries: bool = False) -> list[list[BlockGroup]]:
+        """Remove and return the groups to write now, by file; each file is of one origin.
+
+        That is `everything`, or what is complete if it `hurries`, as another node waits.
+        """
+        is_quiet = hurries or now - self._last_at >= min(
+            max(SETTLE_S, self._last_at - self._began_at), LONGEST_S
+        )
+        files, small = list[list[BlockGroup]](), dict[str, list[BlockGroup]]()
+        for group in self._groups.values():
+            if everything or group.is_complete or now - group.noted_at >= SETTLE_S:
+                if group.size >= LARGE:
+                    files.append([group])
+                else:
+                    small.setdefault(group.version.identity, []).append(group)
+        for groups in small.values():
+            *full, rest = _cut(groups)
+            files += [*full, rest] if rest and (everything or is_quiet) else full
+        for file in files:
+            for group in file:
+                del self._groups[group.version.digest, group.number]
+        return files
+
+
+def _cut(groups: Sequence[BlockGroup]) -> Iterator[list[BlockGroup]]:
+    """Split groups into files; the last one has less than FILE bytes, perhaps none."""
+    file: list[BlockGroup] = []
+    size = 0
+    for group in groups:
+        file.append(group)
+        size += group.size
+        if size >= FILE or len(file) >= MOST_IN_FILE:
+            yield file
+            file, size = [], 0
+    yield file

@@ -1,0 +1,367 @@
+"""The shared cache of one engine: what is known of it, and reads from it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import errno
+import logging
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from cachedfs.cache.block_store import BlockStore
+from cachedfs.cache.index.metadata_records import AGELESS, MetadataRecord
+from cachedfs.common.clock import clock
+from cachedfs.common.executor import DaemonThreadPool
+from cachedfs.common.types import ObjectInfo, Range
+from cachedfs.config import SharedOptions
+from cachedfs.errors import CacheError, ObjectChanged
+from cachedfs.origins.base import Reply
+from cachedfs.shared.known_pieces import KnownPieces
+from cachedfs.shared.leases import EXPIRES_S, Leases, lease_of
+from cachedfs.shared.metadata_rows import DamagedFile, MetadataImport
+from cachedfs.shared.piece import (
+    GATHERED,
+    LARGE,
+    Piece,
+    PlacedPiece,
+    folder_of_runs,
+    is_gathered,
+    key_of,
+    range_in_name,
+)
+from cachedfs.shared.shared_folder import ANSWERS_S, OpenShared, SharedFolder
+from cachedfs.shared.shared_writer import SharedWriter
+
+__all__ = ["SharedCache", "SharedReply"]
+
+logger = logging.getLogger("cachedfs.shared")
+
+RENEW_S = 5.0  # between two listings of a subfolder
+CHUNK = 2 << 20  # bytes read at once
+THREADS = 16
+TRIES = 3  # of one read, at files that cannot be used
+RENEW_LEASES_S = EXPIRES_S / 3
+WRITTEN_S = 60.0  # from the end of a request until what it brought must be there
+SLACK_S = 2.0  # times of files may be rounded, and a file takes a moment to be written
+OLD_S = (
+    6 * 86400.0
+)  # the local cache removes metadata that is a day older, unless it has blocks of the object
+_IMPORTED = "cachedfs-shared"  # the origin of a record for each file whose metadata is in the local cache
+
+T = TypeVar("T")
+Ask = Callable[[Range], AbstractAsyncContextManager[Reply]]
+
+
+@dataclasses.dataclass
+class SharedReply:
+    """A read that begins with bytes of the shared cache, and may go on with those of the origin."""
+
+    info: ObjectInfo
+    start: int
+    stop: int
+    body: AsyncIterator[bytes]
+    is_checked_at_end = False
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self.body
+
+
+class _Look(NamedTuple):
+    """A listing of a subfolder, and when there may be another one."""
+
+    future: asyncio.Future[None]
+    again_at: float
+    is_first: bool
+
+
+class SharedCache:
+    """A shared cache behind the local one. The coroutines run on the engine's event loop.
+
+    Nothing here raises an error of the folder: what cannot be read is asked of the origin, what cannot be written is not
+    shared. `bytes_read` is what was read from it.
+    """
+
+    def __init__(self, options: SharedOptions, cache: BlockStore) -> None:
+        self._store = cache.metadata
+        self._folder = SharedFolder(options.folder, trust=options.trust, is_read_only=options.is_read_only)
+        self._pool = DaemonThreadPool(THREADS, "cachedfs-shared")
+        self._known = KnownPieces()
+        self._looks: dict[str, _Look] = {}
+        self._looking = threading.Lock()
+        self._looked_at: dict[str, float] = {}  # when the last look at a subfolder began
+        self._progress_at = 0.0
+        self._is_renewing = False  # as long as this process holds leases
+        self.bytes_read = 0
+        self._leases = Leases(self._folder)
+        self._writer = SharedWriter(
+            self._folder, cache, self._known, self._wrote, self._leases, most=options.size
+        )
+        self.note, self.flush = self._writer.note, self._writer.flush
+
+    def __repr__(self) -> str:
+        return self._folder.folder + (f" ({self._folder.trouble})" if self._folder.trouble else "")
+
+    def close(self) -> None:
+        """Write what waits if the folder answers, and end the threads."""
+        self._writer.close()
+        for name in () if self._folder.is_off else list(self._leases.held):
+            self._leases.release(name)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # Read.
+
+    async def renew(self, *, waits: bool = False) -> bool:
+        """Learn what others put there, if the last time is RENEW_S ago; return whether the caller should look again.
+
+        Only the first caller waits for it, and with `waits` each.
+        """
+        return await self._renew(GATHERED, waits=waits)
+
+    async def has(self, identity: str, info: ObjectInfo, position: int) -> bool:
+        """Return whether the byte at `position` of an object version is there."""
+        key = key_of(identity, info)
+        return key is not None and await self._at(key, info, position, waits=False) is not None
+
+    @contextlib.asynccontextmanager
+    async def read(
+        self, identity: str, info: ObjectInfo, want: Range, ask: Ask, *, waits: bool
+    ) -> AsyncIterator[Reply]:
+        """Read bytes of one version as `Origin.read` does: those that are there, then from `ask`, which asks the origin."""
+        key = key_of(identity, info)
+        if key is None or await self._at(key, info, want.start, waits=waits) is None:
+            lease = None if key is None or waits else await self._lease(key, info, want.start)
+            if key is None or self._folder.is_off or self._known.at(key, want.start) is None:
+                async with self._holding(lease), ask(want) as reply:
+                    yield reply
+                return
+            self._release(lease)
+        async with contextlib.aclosing(self._body(key, info, want, ask, waits)) as body:
+            yield SharedReply(info, want.start, want.stop, body)
+
+    async def _lease(self, key: str, info: ObjectInfo, position: int) -> str | None:
+        """Return the lease with which this node is to fetch what nobody else does.
+
+        Wait while another node fetches it, until it is there or the lease expires; None then, or without a lease.
+        """
+        name, pause_s, until = lease_of(key, position), 0.05, time.monotonic() + EXPIRES_S
+        subfolder = folder_of_runs(key) if (info.size or 0) >= LARGE else GATHERED
+        while not (self._folder.is_off or self._folder.is_read_only) and time.monotonic() < until:
+            is_ours = await self._in_time(partial(self._take, name, subfolder))
+            if is_ours or self._known.at(key, position) is not None:
+                return name if is_ours else None
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.25)
+        return None
+
+    def _take(self, name: str, subfolder: str) -> bool:
+        """Take a lease, and see what came there before it was free. In a thread."""
+        is_ours, look = self._leases.take(name), self._looks.get(subfolder)
+        if look is not None and look.future.done():  # else that takes long
+            self._look(subfolder)
+        return is_ours
+
+    @contextlib.asynccontextmanager
+    async def _holding(self, lease: str | None) -> AsyncIterator[None]:
+        """Keep a lease while its bytes are fetched, and until they are there; not after an error."""
+        if lease is None:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        if not self._is_renewing:
+            self._is_renewing = True
+            loop.call_later(RENEW_LEASES_S, self._renew_leases, loop)
+        try:
+            yield
+        except BaseException:
+            self._release(lease)
+            raise
+        loop.call_later(WRITTEN_S, self._release, lease)  # it was written, or never will be
+
+    def _renew_leases(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_renewing = bool(self._leases.held)
+        if self._is_renewing:
+            with contextlib.suppress(RuntimeError):  # the pool is closed
+                self._pool.submit(self._leases.renew)
+                loop.call_later(RENEW_LEASES_S, self._renew_leases, loop)
+
+    def _release(self, lease: str | None) -> None:
+        if lease is not None and lease in self._leases.held:
+            with contextlib.suppress(RuntimeError):  # the pool is closed
+                self._pool.submit(self._leases.release, lease)
+
+    async def _body(
+        self, key: str, info: ObjectInfo, want: Range, ask: Ask, waits: bool
+    ) -> AsyncGenerator[bytes, None]:
+        at, opened, n_left = want.start, dict[str, tuple[OpenShared, Piece, int]](), TRIES
+        while at < want.stop and n_left:
+            if (placed := await self._at(key, info, at, waits=waits)) is None:
+                break
+            data = await self._in_time(partial(self._bytes_of, placed, opened, at, want.stop))
+            n_left -= not data
+            if data:
+                self.bytes_read += len(data)
+                at += len(data)
+                yield data
+        if at == want.stop:
+            return
+        async with ask(Range(at, want.stop)) as reply:
+            if (reply.start, reply.stop) != (at, want.stop):
+                raise ObjectChanged(f"{info.path}: the origin sent other bytes than requested; open it again")
+            async for data in reply:
+                yield data
+
+    async def _at(self, key: str, info: ObjectInfo, position: int, *, waits: bool) -> PlacedPiece | None:
+        """Return where the byte at `position` is; None if it is not there, or the folder is left alone."""
+        for subfolder in (GATHERED, folder_of_runs(key)) if (info.size or 0) >= LARGE else (GATHERED,):
+            if not self._folder.is_off and (placed := self._known.at(key, position)) is not None:
+                return placed
+            await self._renew(subfolder, waits=waits)
+        return None if self._folder.is_off else self._known.at(key, position)
+
+    def _bytes_of(
+        self, placed: PlacedPiece, opened: dict[str, tuple[OpenShared, Piece, int]], at: int, stop: int
+    ) -> bytes | None:
+        """Return some bytes from `at` on; None if they cannot be used. In a thread."""
+        try:
+            if placed.file not in opened:
+                opened.clear()
+                opened[placed.file] = self._open(placed)
+            file, piece, offset = opened[placed.file]
+            return file.read(piece, offset, at, min(stop, piece.stop, at + CHUNK))
+        except (DamagedFile, OSError) as error:
+            self._reject(placed.file, error)
+            if isinstance(error, FileNotFoundError):  # it was replaced by one with more in it
+                self._look(placed.file.rpartition("/")[0])
+            return None
+
+    def _open(self, placed: PlacedPiece) -> tuple[OpenShared, Piece, int]:
+        file = self._folder.open(placed.file)
+        if placed.offset is not None:
+            return file, placed.piece, placed.offset
+        for piece, offset in file.index().pieces:
+            if (piece.key, piece.start, piece.stop) == (
+                placed.piece.key,
+                placed.piece.start,
+                placed.piece.stop,
+            ):
+                return file, piece, offset
+        raise DamagedFile("it is not what its name says")
+
+    def _reject(self, file: str, error: DamagedFile | OSError) -> None:
+        """Use a file no more: it is damaged, or it was removed meanwhile."""
+        self._known.remove(file)
+        if isinstance(error, DamagedFile) or error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            self._known.bad.add(file)
+            logger.warning("%s/%s is not used: %s", self._folder.path, file, error)
+        elif error.errno == errno.EACCES:
+            self._folder.warn(f"the shared cache {self._folder.folder} cannot be read by this user: {error}")
+
+    # What is there.
+
+    async def _renew(self, subfolder: str, *, waits: bool) -> bool:
+        if self._folder.is_off:
+            return False
+        look, now = self._looks.get(subfolder), time.monotonic()
+        if look is None or (look.future.done() and now >= look.again_at):
+            self._progress_at = now
+            future = asyncio.get_running_loop().run_in_executor(self._pool, self._look, subfolder)
+            look = self._looks[subfolder] = _Look(future, now + RENEW_S, look is None)
+        elif look.future.done():
+            return False
+        if not (waits or look.is_first):
+            return False
+        done, _ = await asyncio.wait([look.future], timeout=ANSWERS_S)
+        if not done and time.monotonic() - self._progress_at >= ANSWERS_S:
+            self._folder.did_not_answer()
+        return bool(done)
+
+    def _look(self, subfolder: str) -> None:
+        """Learn what is in a subfolder now. In a thread; of several that look at once, the last one looks for all."""
+        asked_at = time.monotonic()
+        with self._looking:
+            if self._looked_at.get(subfolder, -1.0) <= asked_at:
+                self._looked_at[subfolder] = time.monotonic()
+                self._look_alone(subfolder)
+
+    def _look_alone(self, subfolder: str) -> None:
+        try:
+            self._folder.check()
+            names = self._folder.names(subfolder)
+        except OSError as error:
+            self._folder.leave_alone(str(error))
+            return
+        files = {f"{subfolder}/{name}": name for name in names}
+        known = self._known.files(subfolder)
+        for file in known - files.keys():
+            self._known.remove(file)
+        new = {
+            file: name for file, name in files.items() if file not in known and file not in self._known.bad
+        }
+        if subfolder == GATHERED:
+            self._learn_gathered([file for file, name in new.items() if is_gathered(name)])
+            return
+        for file, name in new.items():
+            if (found := range_in_name(name)) is not None:
+                self._known.add(file, [PlacedPiece(Piece(found[0], 0, *found[1:], ()), file, None)])
+
+    def _learn_gathered(self, files: Sequence[str]) -> None:
+        """Learn what is in new files; metadata in them goes to the local cache, with its age."""
+        now_there = self._folder.now() if files else None
+        for name in files:
+            try:
+                file = self._folder.open(name)
+                index = file.index()
+                self._known.add(name, [PlacedPiece(piece, name, offset) for piece, offset in index.pieces])
+                made_at = _local_time(now_there, file.modified_at)
+                self._import(name, index.identity, partial(_aged, made_at, index.made_at), index.rows)
+            except (DamagedFile, OSError) as error:
+                self._reject(name, error)
+            self._progress_at = time.monotonic()
+
+    def _import(
+        self, name: str, identity: str, local_time: Callable[[float], float], rows: Iterator[Any]
+    ) -> None:
+        """Store the metadata of a file in the local cache, unless a process of this machine did."""
+        with contextlib.suppress(CacheError):  # nothing can be stored: metadata is asked of the origin
+            if self._store.lookup(_IMPORTED, f"{self._folder.path}/{name}") is None:
+                imported = MetadataImport(self._store, identity, local_time)
+                imported.take(rows)
+                self._mark_imported(name, min(imported.oldest, clock.now()))
+
+    def _mark_imported(self, name: str, at: float) -> None:
+        """Note that the metadata of a file is in the local cache, as long as the oldest of it is."""
+        self._store.keep_records([MetadataRecord(_IMPORTED, f"{self._folder.path}/{name}", None, at, 0)])
+
+    def _wrote(self, name: str, placed: Sequence[PlacedPiece]) -> None:
+        """Know what this process has put there."""
+        self._known.add(name, placed)
+        if is_gathered(name.rpartition("/")[2]):
+            with contextlib.suppress(CacheError):
+                self._mark_imported(name, clock.now())
+
+    async def _in_time(self, read: Callable[[], T]) -> T | None:
+        """Return what `read` returns in a thread; None, and leave the folder alone, if that takes too long."""
+        future = asyncio.get_running_loop().run_in_executor(self._pool, read)
+        if not (await asyncio.wait([future], timeout=ANSWERS_S))[0]:
+            self._folder.did_not_answer()
+            return None
+        return future.result()
+
+
+def _local_time(now_there: float | None, modified_at: float) -> float:
+    """Return the time by our clock at which a file was written, not too late; AGELESS if nobody can tell."""
+    if now_there is None or modified_at > now_there + SLACK_S:
+        return AGELESS
+    return clock.now() - max(0.0, now_there - modified_at) - SLACK_S
+
+
+def _aged(written_at: float, made_at: float, checked_at: float) -> float:
+    """Return the time by our clock of an answer of `checked_at`, by the clock of a machine on which it was `made_at`."""
+    at = min(written_at, written_at - (made_at - checked_at))
+    return at if at > clock.now() - OLD_S else AGELESS

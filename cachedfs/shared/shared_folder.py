@@ -1,0 +1,248 @@
+"""A folder that holds a shared cache: what may be used of it, and how its files are made, listed and read.
+
+All of this blocks, perhaps for ever: on a network file system whose server does not answer. So it is called in threads
+that nobody has to wait for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Sequence
+
+from cachedfs.cache import disk
+from cachedfs.cache.block_file import PAGE, wrong_page
+from cachedfs.shared.metadata_rows import DamagedFile
+from cachedfs.shared.piece import TAIL_SIZE, Piece, PieceIndex, index_size, parsed_index
+
+__all__ = ["ANSWERS_S", "OpenShared", "SharedFolder"]
+
+logger = logging.getLogger("cachedfs.shared")
+
+ANSWERS_S = 2.0  # a folder that does not answer within this time
+LEFT_ALONE_S = 30.0  # is left alone for this time
+
+_FORMAT = 1  # part of a folder's name: other formats never see these files
+DAY_S = 86400.0
+_PROBE = 16 << 10  # bytes read from the end of a file: the whole index, unless it is one of many pieces
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class OpenShared:
+    """A file of a shared cache, open for reading; it is closed with the last reference to it."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, disk.READ)  # a link is an error, a pipe does not hang
+        status = os.fstat(self._fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedFile("it is not a file")
+        self.size, self.modified_at = status.st_size, status.st_mtime
+        if status.st_atime < time.time() - DAY_S:  # note the use: many file systems do not
+            with contextlib.suppress(OSError):  # of another user, or read-only
+                os.utime(self._fd, ns=(time.time_ns(), status.st_mtime_ns))
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):
+            os.close(self._fd)
+
+    def index(self) -> PieceIndex:
+        """Return what is in the file. Raises DamagedFile and OSError."""
+        end = self._bytes(max(0, self.size - _PROBE), self.size)
+        size = index_size(end[-TAIL_SIZE:], self.size)
+        return parsed_index(
+            end[-size:] if size <= len(end) else self._bytes(self.size - size, self.size), self.size
+        )
+
+    def read(self, piece: Piece, offset: int, start: int, stop: int) -> bytes:
+        """Return bytes `[start, stop)` of the object that a piece is of, checked. Raises DamagedFile and OSError."""
+        first, last = (start - piece.start) // PAGE, -(-(stop - piece.start) // PAGE)
+        begin = piece.start + first * PAGE
+        end = min(piece.start + last * PAGE, piece.stop)
+        data = self._bytes(offset + begin - piece.start, offset + end - piece.start)
+        if (page := wrong_page(memoryview(data), piece.checksums[first:last])) is not None:
+            raise DamagedFile(f"page {first + page} of a piece is damaged")
+        return data[start - begin : stop - begin]
+
+    def _bytes(self, start: int, stop: int) -> bytes:
+        data = os.pread(self._fd, stop - start, start)
+        if len(data) != stop - start:
+            raise DamagedFile("it is shorter than it says")
+        return data
+
+
+class SharedFolder:
+    """The shared cache in `folder`, and whether it can be used now. Methods that do not say so raise OSError.
+
+    `trust` "anyone" also accepts a folder in which all users may write. `trouble` says why it is not used, or not written.
+    """
+
+    def __init__(self, folder: str, *, trust: str, is_read_only: bool) -> None:
+        self.folder, self._trust, self.is_read_only = folder, trust, is_read_only
+        self.path = f"{folder}/cachedfs-shared-{_FORMAT}"
+        self.trouble = ""
+        self._is_checked = self._has_warned = self._is_network = False
+        self._off_until = 0.0
+
+    # Trouble: never raises, never blocks.
+
+    @property
+    def is_off(self) -> bool:
+        """True while the folder is left alone."""
+        return time.monotonic() < self._off_until
+
+    def leave_alone(self, problem: str) -> None:
+        self._off_until = time.monotonic() + LEFT_ALONE_S
+        self.warn(f"the shared cache {self.folder} is not used: {problem}")
+
+    def did_not_answer(self) -> None:
+        self.leave_alone(f"it did not answer within {ANSWERS_S:.0f} s")
+
+    def warn(self, trouble: str) -> None:
+        """Log the first trouble as a warning."""
+        self.trouble = trouble
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("%s", trouble)
+
+    # What blocks.
+
+    def check(self) -> None:
+        """Once, raise OSError with what to do if the folder cannot be used; create it where it is missing."""
+        if self._is_checked:
+            return
+        if not self.is_read_only:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.folder)
+            self._make(self.path)
+        elif disk.state(self.path) is None:
+            raise FileNotFoundError(
+                f"{self.folder} has no shared cache: name the shared_cache of those who fill one"
+            )
+        for path, status in ((self.folder, os.stat(self.folder)), (self.path, os.lstat(self.path))):
+            if not stat.S_ISDIR(status.st_mode):
+                raise NotADirectoryError(f"{path} is not a folder: name another as shared_cache")
+            if status.st_mode & stat.S_IWOTH and self._trust != "anyone":
+                raise PermissionError(
+                    f"all users can write to {path}, and so choose what you read: chmod o-w it, or trust them "
+                    'with shared_cache_trust="anyone"'
+                )
+        self._is_network = disk.is_network(self.folder)
+        self._is_checked = True
+
+    def names(self, subfolder: str) -> list[str]:
+        """Return the names in a subfolder; none if it does not exist."""
+        try:
+            return os.listdir(f"{self.path}/{subfolder}")
+        except FileNotFoundError:
+            return []
+
+    def open(self, name: str) -> OpenShared:
+        return OpenShared(f"{self.path}/{name}")
+
+    def write(
+        self, name: str, data: Sequence[disk.Buffer], index: Callable[[], bytes], *, replaces: bool = False
+    ) -> None:
+        """Put a file with `data` and the result of `index` at a name, unless it is there. Raises OSError and DamagedFile.
+
+        `index` is called when the data is on the disk of the server: it tells ages, which count from the time of the
+        file. A process that dies before the end leaves a temporary file.
+        """
+        path, temp = f"{self.path}/{name}", self._temp()
+        if disk.state(path) is not None and not replaces:
+            return
+        for at, letter in enumerate(name):
+            if letter == "/":
+                self._make(f"{self.path}/{name[:at]}")
+        mode = self._mode()
+        fd = os.open(temp, _NEW, 0o666 if mode is None else mode & 0o666)
+        try:
+            try:
+                disk.write_all(fd, data, 0)
+                if self._is_network:  # else it is there at once
+                    os.fsync(fd)
+                disk.write_all(fd, [index()], sum(memoryview(each).nbytes for each in data))
+                if mode is not None:
+                    os.fchmod(fd, mode & 0o666)
+            finally:
+                os.close(fd)  # a network file system may report a full disk only now
+            os.rename(temp, path)
+        except BaseException:  # an interrupt too
+            with contextlib.suppress(OSError):
+                os.unlink(temp)
+            raise
+
+    def remove(self, name: str) -> None:
+        """Remove a file; who has it open reads on. Where it is not found any more, nobody opens it while it is deleted."""
+        temp = self._temp()
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(f"{self.path}/{name}", temp)
+            os.unlink(temp)
+
+    def make_empty(self, name: str) -> bool:
+        """Create an empty file; return False if it exists."""
+        path = f"{self.path}/{name}"
+        for _ in range(2):
+            try:
+                os.close(os.open(path, _NEW, 0o666))
+                return True
+            except FileExistsError:
+                return False
+            except FileNotFoundError:
+                self._make(path.rpartition("/")[0])
+        return False
+
+    def touch(self, name: str) -> float | None:
+        """Give a file the time of now, and return that, by the clock of the folder; None if others may not."""
+        self.make_empty(name)
+        with contextlib.suppress(PermissionError):
+            os.utime(f"{self.path}/{name}")
+        return self.modified_at(name)
+
+    def modified_at(self, name: str) -> float | None:
+        """Return the time of a file, as its server has it now; None without one."""
+        try:
+            fd = os.open(f"{self.path}/{name}", disk.READ)  # opening it asks the server
+        except FileNotFoundError:
+            return None
+        try:
+            return os.fstat(fd).st_mtime
+        finally:
+            os.close(fd)
+
+    def now(self) -> float | None:
+        """Return the time by the clock that dates the files; None where that cannot be asked."""
+        try:
+            temp = self._temp()
+            fd = os.open(temp, _NEW, 0o600)
+            try:
+                os.utime(fd)  # "now" by the clock of the server
+                return os.fstat(fd).st_mtime
+            finally:
+                os.close(fd)
+                os.unlink(temp)
+        except OSError:  # it can only be read
+            return None if self._is_network else time.time()
+
+    def _temp(self) -> str:
+        self._make(f"{self.path}/tmp")
+        return f"{self.path}/tmp/{os.urandom(8).hex()}"
+
+    def _make(self, path: str) -> None:
+        """Create a subfolder with the mode of the folder; do nothing if it exists."""
+        if disk.state(path) is None:
+            mode = self._mode()
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o777 if mode is None else mode)
+                if mode is not None:
+                    os.chmod(path, mode)
+
+    def _mode(self) -> int | None:
+        """Return the mode of what is made in the folder, as that of the folder itself; None if its ACL says it."""
+        if hasattr(os, "listxattr"):
+            with contextlib.suppress(OSError):
+                if "system.posix_acl_default" in os.listxattr(self.folder):
+                    return None
+        return 0o700 | os.stat(self.folder).st_mode & 0o2077

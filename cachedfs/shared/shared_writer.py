@@ -1,0 +1,243 @@
+"""Put what was fetched into the shared cache, in a thread of its own: it reads the blocks from the local cache."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from cachedfs.cache import disk
+from cachedfs.cache.block_file import PLACE, BadBlock, open_block, place
+from cachedfs.cache.block_store import BlockStore
+from cachedfs.common.clock import clock
+from cachedfs.common.types import ObjectInfo, ObjectKey
+from cachedfs.shared.gatherer import BlockGroup, Gatherer, runs_of
+from cachedfs.shared.known_pieces import KnownPieces
+from cachedfs.shared.leases import Leases, lease_of
+from cachedfs.shared.metadata_rows import DamagedFile, rows_about
+from cachedfs.shared.piece import LARGE, Piece, PlacedPiece, encoded_index, key_of, name_of_file
+from cachedfs.shared.shared_folder import SharedFolder
+from cachedfs.shared.upkeep import clean
+
+__all__ = ["SharedWriter"]
+
+logger = logging.getLogger("cachedfs.shared")
+
+FULL_S = 60.0  # from a full disk until it is tried again
+EXIT_S = 2.0  # longest wait at exit for what is still to be written
+LOOK_S = 0.25  # between two looks at what waits
+CLEAN_S = 3600.0  # between two times that the folder is cleaned, if it has a size
+LARGEST = 10  # an object of more than this part of the size is not put there
+TELL_S = 2.0  # between two files that have only metadata
+MOST_ROWS = 2000  # of metadata in a file that is written again with what comes next
+AGAIN_S = 600.0  # after this time, a listing is put there again
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class _SmallFile(NamedTuple):
+    """A file of this process that is so small that the next one replaces it, with all that is in both."""
+
+    name: str
+    groups: list[BlockGroup]
+    rows: list[Any]
+
+
+class SharedWriter:
+    """Writes the blocks that `note` names to a folder; calls `wrote` with each file and what is in it.
+
+    An error of the folder only means that blocks are not shared.
+    """
+
+    def __init__(
+        self,
+        folder: SharedFolder,
+        cache: BlockStore,
+        known: KnownPieces,
+        wrote: Callable[[str, Sequence[PlacedPiece]], None],
+        leases: Leases,
+        *,
+        most: int | None,
+    ) -> None:
+        self._folder, self._cache, self._known, self._wrote = folder, cache, known, wrote
+        self._leases = leases
+        self._most, self._clean_at = most, 0.0
+        self._lock = threading.Lock()  # guards the three next ones
+        self._gatherer = Gatherer()
+        self._thread: threading.Thread | None = None
+        self._flushes: list[threading.Event] = []
+        self._wake, self._hurry = threading.Event(), threading.Event()
+        self._is_closed = False
+        self._full_until = 0.0
+        self._small: dict[str, _SmallFile] = {}  # by origin
+        self._listed_at: dict[tuple[str, str], float] = {}  # when this process put a listing there
+        # Large objects of which a piece was put there: those whose metadata was, too, and by origin those yet to come.
+        self._told: set[str] = set()
+        self._untold: dict[str, list[ObjectInfo]] = {}
+        self._tell_at = 0.0
+
+    def note(self, blocks: Iterable[tuple[ObjectKey, ObjectInfo, int]]) -> None:
+        """Remember blocks that are in the local cache now, and were fetched: those of the origin are put there soon."""
+        now = time.monotonic()
+        if self._folder.is_read_only or self._folder.is_off or now < self._full_until:
+            return
+        with self._lock:
+            for version, info, index in blocks:
+                key = key_of(version.identity, info)
+                if self._most is not None and (info.size or 0) > self._most // LARGEST:
+                    continue
+                if key is not None and self._known.at(key, index * version.block_size) is None:
+                    self._gatherer.note(version, info, index, now)
+            if self._gatherer and self._thread is None and not self._is_closed:
+                self._start()
+        self._wake.set()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Write all that waits, and wait for that; return False if it takes longer."""
+        if self._thread is None:
+            return True
+        written = threading.Event()
+        with self._lock:
+            self._flushes.append(written)
+        self._hurry.set()
+        self._wake.set()
+        return written.wait(timeout_s)
+
+    def close(self) -> None:
+        """Write what waits if the folder answers, and end the thread."""
+        if not self._folder.is_off:
+            self.flush(EXIT_S)
+        self._is_closed = True
+        self._hurry.set()
+        self._wake.set()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="cachedfs-share", daemon=True)
+        with contextlib.suppress(RuntimeError):  # too many threads: the next block tries again
+            thread.start()
+            self._thread = thread
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            self._wake.wait()
+            self._hurry.wait(LOOK_S)
+            self._wake.clear()
+            self._hurry.clear()
+            hurries = self._leases.is_awaited()
+            with self._lock:
+                flushes, self._flushes = self._flushes, []
+                files = self._gatherer.take(time.monotonic(), everything=bool(flushes), hurries=hurries)
+                if self._gatherer:
+                    self._wake.set()
+            for groups in files:
+                self._put(groups[0].version.identity, groups)
+            for identity in list(self._untold) if flushes or time.monotonic() >= self._tell_at else ():
+                self._put(identity, [])
+            if self._untold:
+                self._wake.set()
+            for written in flushes:
+                written.set()
+
+    def _put(self, identity: str, groups: list[BlockGroup]) -> None:
+        """Write a file of these blocks: one large piece, or several small ones with the metadata that nobody has yet."""
+        try:
+            self._folder.check()
+            if groups and groups[0].size >= LARGE:
+                self._write(identity, groups, [])
+                if groups[0].key not in self._told:
+                    self._untold.setdefault(identity, []).append(groups[0].info)
+                    self._told.add(groups[0].key)
+            else:
+                self._gather(identity, groups)
+            if self._most is not None and time.monotonic() >= self._clean_at:
+                self._clean_at = time.monotonic() + CLEAN_S
+                clean(self._folder, self._most, now=self._folder.now() or time.time())
+        except (DamagedFile, OSError) as error:
+            number = error.errno if isinstance(error, OSError) else None
+            if number in _FULL:
+                self._full_until = time.monotonic() + FULL_S
+                self._folder.warn(f"{self._folder.folder} is full, so nothing is shared there: {error}")
+            elif number in _READ_ONLY:
+                self._folder.is_read_only, self._folder.trouble = True, f"it can only be read: {error}"
+            logger.debug("not shared: %s", error)
+        except Exception:  # the thread must go on
+            logger.exception("blocks could not be shared")
+        finally:
+            for group in groups:
+                self._leases.release(lease_of(group.key, min(group.indexes) * group.version.block_size))
+
+    def _has(self, group: BlockGroup) -> bool:
+        return all(self._cache.has(group.version, index) for index in group.indexes)
+
+    def _gather(self, identity: str, groups: list[BlockGroup]) -> None:
+        """Write small pieces and metadata, together with those of the last file if that is small."""
+        infos = [*self._untold.pop(identity, ()), *(group.info for group in groups)]
+        self._tell_at = time.monotonic() + TELL_S
+        rows = list(rows_about(self._cache.metadata, identity, infos, self._is_due))
+        before = self._small.pop(identity, None)
+        if before is not None and all(self._has(group) for group in before.groups):
+            groups, rows = before.groups + groups, before.rows + rows
+        else:
+            before = None  # it stays as it is: the local cache has evicted some
+        written = self._write(identity, groups, rows)
+        if written is None:
+            return
+        name, size = written
+        if before is not None and before.name != name:
+            self._folder.remove(before.name)
+            self._known.remove(before.name)
+        if size < LARGE and len(rows) < MOST_ROWS:
+            self._small[identity] = _SmallFile(name, groups, rows)
+
+    def _write(self, identity: str, groups: list[BlockGroup], rows: list[Any]) -> tuple[str, int] | None:
+        """Write a file; return its name and the bytes of its pieces, or None if there is nothing to write."""
+        pieces, data = list[Piece](), list[bytes]()
+        for group in groups:
+            blocks = {index: block for index in group.indexes if (block := self._block(group, index))}
+            for run in runs_of(sorted(blocks)):
+                start, checksums = run[0] * group.version.block_size, list[int]()
+                for index in run:
+                    data.append(blocks[index][0])
+                    checksums += blocks[index][1]
+                stop = start + sum(len(blocks[index][0]) for index in run)
+                pieces.append(Piece(group.key, group.info.size or 0, start, stop, checksums))
+        if not pieces and not rows:
+            return None
+        name = name_of_file(pieces, rows)
+        self._folder.write(
+            name,
+            data,
+            lambda: encoded_index(identity, clock.now(), pieces, rows),
+            replaces=name in self._known.bad,
+        )
+        self._known.bad.discard(name)
+        offset, placed = 0, list[PlacedPiece]()
+        for piece in pieces:
+            placed.append(PlacedPiece(piece, name, offset))
+            offset += piece.stop - piece.start
+        self._wrote(name, placed)
+        return name, offset
+
+    def _block(self, group: BlockGroup, index: int) -> tuple[bytes, Sequence[int]] | None:
+        """Return a block and its checksums from the local cache; None if it is gone."""
+        size = group.version.block_size
+        key = group.version.encoded + PLACE.pack(index, size)
+        path = f"{self._cache.root}/{place(group.version.digest, index)}"
+        with contextlib.suppress(BadBlock, OSError):  # not among the open blocks of readers
+            block = open_block(os.open(path, disk.READ), path, key, owner=os.geteuid())
+            if block.length == min(size, (group.info.size or 0) - index * size):
+                return block.read(0, block.length, verify=True), block.trailer.checksums
+        return None
+
+    def _is_due(self, identity: str, folder: str) -> bool:
+        """Return whether the listing of a folder is to be put there, and note that it is."""
+        now = time.monotonic()
+        if now - self._listed_at.get((identity, folder), -AGAIN_S) < AGAIN_S:
+            return False
+        self._listed_at[identity, folder] = now
+        return True

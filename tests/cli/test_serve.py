@@ -1,0 +1,82 @@
+"""The command `serve`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import boto3
+import pytest
+
+from tests.cli.helpers import run, start
+
+
+def read(environment, bucket, key):
+    options = {
+        "endpoint_url": environment["AWS_ENDPOINT_URL"],
+        "aws_access_key_id": environment["AWS_ACCESS_KEY_ID"],
+        "aws_secret_access_key": environment["AWS_SECRET_ACCESS_KEY"],
+        "region_name": environment["AWS_REGION"],
+    }
+    return boto3.client("s3", **options).get_object(Bucket=bucket, Key=key)["Body"].read()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_until_it_is_told_to_end(cloud, number):
+    cloud.put("top/a", b"hello")
+    process = start(cloud, "serve", "--port", "0", f"data=gs://{cloud.bucket}/top")
+    lines = [process.stdout.readline().decode() for _ in range(14)]
+    assert lines[0].startswith("serving data at http://127.0.0.1:")
+    environment = dict(
+        line.removeprefix("export ").strip().split("=", 1) for line in lines if "export" in line
+    )
+    assert read(environment, "data", "a") == b"hello"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=600)
+    assert (process.returncode, out, err) == (0, b"", b"")
+    assert 'pl.scan_parquet("s3://data/a.parquet")' in "".join(lines)
+
+
+def test_in_the_background(cloud, tmp_path):
+    cloud.put("top/a", b"hello")
+    log = tmp_path / "log"
+    arguments = ["--daemon", "--port", "0", "--json", "--log", str(log), f"data=gs://{cloud.bucket}/top"]
+    environment = cloud._environment() | {"PYTHONWARNINGS": ""}  # the process is left running
+    command = [sys.executable, "-m", "cachedfs", "serve", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=600, check=True)
+    assert done.stderr == b""
+    told = json.loads(done.stdout)
+    try:
+        assert read(told["environment"], "data", "a") == b"hello"
+        assert log.read_text() == "ready\n"
+        with open(f"/proc/{told['pid']}/cmdline") as file:
+            assert told["environment"]["AWS_SECRET_ACCESS_KEY"] not in file.read()
+    finally:
+        os.kill(told["pid"], signal.SIGTERM)
+
+
+def test_given_keys(cloud, monkeypatch):
+    cloud.put("a", b"hello")
+    monkeypatch.setenv("CACHEDFS_SERVE_ACCESS_KEY", "mine")
+    monkeypatch.setenv("CACHEDFS_SERVE_SECRET_KEY", "secret")
+    process = start(cloud, "serve", "--json", "--port", "0", f"data=gs://{cloud.bucket}")
+    said = ""
+    while not said.endswith("}\n}\n"):
+        said += process.stdout.readline().decode()
+    environment = json.loads(said)["environment"]
+    assert (environment["AWS_ACCESS_KEY_ID"], environment["AWS_SECRET_ACCESS_KEY"]) == ("mine", "secret")
+    assert read(environment, "data", "a") == b"hello"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=600)
+
+
+def test_mistakes(cloud):
+    assert "has no name: write data=gs://b" in run("serve", "gs://b", status=2).stderr
+    assert "does not exist" in run("serve", f"data=gs://{cloud.bucket}/none", status=1).stderr
+    cloud.put("a", b"1")
+    assert "is a file, not a folder" in run("serve", f"data=gs://{cloud.bucket}/a", status=1).stderr
+    port = cloud.server.endpoint_url.rpartition(":")[2]
+    taken = run("serve", "--port", port, f"data=gs://{cloud.bucket}", status=1)
+    assert f"port {port} of 127.0.0.1: Address already in use; port 0 takes a free one" in taken.stderr
+    assert "is no name of a bucket" in run("serve", f"D=gs://{cloud.bucket}", status=1).stderr

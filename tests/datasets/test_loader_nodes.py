@@ -1,0 +1,246 @@
+"""Loader with `shuffle="node"`: what each node reads, keeps and declares, and states."""
+
+import contextlib
+import itertools
+import json
+import logging
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import Subset  # noqa: E402
+
+from cachedfs.datasets import FileDataset, Loader  # noqa: E402
+from cachedfs.datasets.arguments import raise_if_ranks_differ  # noqa: E402
+from cachedfs.datasets.nodes import run_keys  # noqa: E402
+from cachedfs.datasets.sampler import EpochOrders  # noqa: E402
+from cachedfs.datasets.samples import SampleReader  # noqa: E402
+from tests.support import noise, until  # noqa: E402
+
+KiB = 1 << 10
+
+
+def files(cloud, n, unit=KiB):
+    """Put files of 16 to 63 units; return their sizes, and a function that makes a dataset with options of cachedfs."""
+    sizes = [(16 + 37 * i % 48) * unit for i in range(n)]
+    for i, size in enumerate(sizes):
+        cloud.put(f"d/{i:03}", noise(size, i))
+
+    def dataset(**cachedfs):
+        return FileDataset(
+            cloud.url("d"), decode=len, storage_options={"cachedfs": cachedfs, **cloud.options}
+        )
+
+    return sizes, dataset
+
+
+def flat(batches):
+    return [i for batch in batches for i in batch.tolist()]
+
+
+def order_of(n, epoch=0, seed=0):
+    return EpochOrders(n, seed, "full").order(epoch).tolist()
+
+
+# Caches.
+
+
+@pytest.mark.parametrize("n_nodes", [1, 2, 4])
+def test_nodes_keep_the_data_once_in_total_and_the_second_epoch_is_all_hits(cloud, tmp_path, n_nodes):
+    sizes, dataset = files(cloud, 120, unit=16 * KiB)
+    total = sum(sizes)
+    with contextlib.ExitStack() as stack:
+        loaders = []
+        for node in range(n_nodes):
+            data = dataset(cache_dir=str(tmp_path / f"node-{node}"), cache_size=int(1.2 * total / n_nodes))
+            loader = Loader(data, batch_size=8, shuffle="node", n_nodes=n_nodes, node_rank=node)
+            loaders.append(stack.enter_context(loader))
+        cloud.asked()
+        for epoch in range(3):
+            read = [[size for batch in loader for size in batch.tolist()] for loader in loaders]
+            assert len({*map(len, read)}) == 1
+            assert cloud.asked() == (["media"] * len(sizes) if epoch == 0 else [])
+            if epoch:
+                assert [loader.report().hit_ratio for loader in loaders] == [1.0] * n_nodes
+            for loader in loaders:
+                loader.dataset.fs._objects.engine.drain(120)
+        fetched = [loader.dataset.fs.stats().bytes_fetched for loader in loaders]
+    assert sum(fetched) == total
+    assert all(abs(each - total / n_nodes) <= max(sizes) for each in fetched)
+
+
+def test_a_node_declares_the_part_of_its_ranks_in_one_plan(cloud, monkeypatch):
+    monkeypatch.setattr(SampleReader, "is_cached", lambda self, indexes: False)
+    _, dataset = files(cloud, 30)
+    node = dataset()
+    real, calls = node.fs.prefetch, []
+
+    def prefetch(items):
+        calls.append([])
+        return real(calls[-1].append(item) or item for item in items)
+
+    monkeypatch.setattr(node.fs, "prefetch", prefetch)
+    for name, value in {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "RANK": 2, "LOCAL_RANK": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    with Loader(
+        node, batch_size=3, shuffle="node", rank=2, world_size=4
+    ) as loader:  # the first rank of node 1
+        for _ in range(2):
+            n = 2 * sum(map(len, loader))
+        until(lambda: len(calls[0]) == 3 * n)
+        parts = loader._objects.nodes(2)
+    declared = [int(path.rpartition("/")[2]) for path in calls[0]]
+    for epoch in range(3):
+        own = [i for i in order_of(30, epoch) if parts[i] == 1]
+        assert declared[n * epoch :][: len(own)] == own
+    assert len(calls) == 1
+
+
+# Orders and states.
+
+
+def loaders_of(data, n_nodes, n_local=1, **options):
+    return [
+        Loader(
+            data, shuffle="node", seed=9, rank=rank, world_size=n_nodes * n_local, n_nodes=n_nodes, **options
+        )
+        for rank in range(n_nodes * n_local)
+    ]
+
+
+def test_one_node_is_a_full_shuffle():
+    loader = Loader(range(100), batch_size=8, shuffle="node")
+    assert (len(loader), flat(loader), flat(loader)) == (13, order_of(100), order_of(100, epoch=1))
+
+
+def test_each_epoch_has_each_sample_once_and_batches_are_of_one_size():
+    for epoch in range(2):
+        for n_nodes, n_local in itertools.product((1, 2, 3), (1, 2)):
+            loaders = loaders_of(range(99), n_nodes, n_local, batch_size=8)
+            for loader in loaders:
+                loader.set_epoch(epoch)
+            ranks = [[*loader] for loader in loaders]
+            assert {*flat(itertools.chain(*ranks))} == {*range(99)}
+            assert len({tuple(map(len, rank)) for rank in ranks}) == 1
+            assert {*map(len, ranks)} == {len(loader) for loader in loaders}
+
+
+def test_without_padding_each_sample_occurs_once():
+    loaders = loaders_of(range(97), 3, 2, batch_size=8, pad=False)
+    ranks = [[*loader] for loader in loaders]
+    assert sorted(flat(itertools.chain(*ranks))) == list(range(97))
+    assert [*map(len, ranks)] == [len(loader) for loader in loaders]
+
+
+@pytest.mark.parametrize(("n_nodes", "n_local"), [(1, 1), (2, 2), (2, 1), (3, 2)])
+def test_after_a_kill_any_number_of_nodes_continues_with_what_is_left(n_nodes, n_local):
+    loaders = loaders_of(range(1000), 2, 2, batch_size=16)
+    read = [
+        i
+        for _, *batches in zip(range(6), *loaders, strict=False)
+        for batch in batches
+        for i in batch.tolist()
+    ]
+    states = {json.dumps(loader.state_dict()) for loader in loaders}
+    assert len(states) == 1
+    loaders = loaders_of(range(1000), n_nodes, n_local, batch_size=5, pad=False)
+    for loader in loaders:
+        loader.load_state_dict(json.loads(*states))
+    # Once more, in the middle of what was left.
+    read += [
+        i
+        for _, *batches in zip(range(4), *loaders, strict=False)
+        for batch in batches
+        for i in batch.tolist()
+    ]
+    state = loaders[0].state_dict()
+    [last] = loaders_of(range(1000), 1, batch_size=7)
+    last.load_state_dict(state)
+    assert sorted(read + flat(last)) == list(range(1000))
+    assert flat(last) == order_of(1000, epoch=1, seed=9)
+
+
+def test_the_state_at_the_end_of_an_epoch_is_the_next_one():
+    for loader in loaders_of(range(99), 2, batch_size=8):
+        states = [loader.state_dict() for _ in loader]
+        assert [(state["epoch"], state["position"]) for state in states[-2:]] == [(0, 48), (1, 0)]
+
+
+# Objects.
+
+
+def test_the_parts_of_files_follow_their_listed_sizes(cloud):
+    sizes, dataset = files(cloud, 40)
+    data = dataset()
+    found = SampleReader(data).objects()
+    assert found.sizes.tolist() == sizes
+    assert len({*found.keys.tolist()}) == 40
+    part = SampleReader(Subset(Subset(data, range(10, 40)), [5, 3, 5])).objects()
+    assert part.sizes.tolist() == [sizes[15], sizes[13], sizes[15]]
+    assert part.keys.tolist() == found.keys[[15, 13, 15]].tolist()
+    listed = FileDataset([cloud.url(f"d/{i:03}") for i in (1, 2)], storage_options=cloud.options)
+    named = SampleReader(listed).objects()
+    assert (named.sizes, named.keys.tolist()) == (None, found.keys[1:3].tolist())
+
+
+def test_samples_of_one_shard_stay_together(cloud):
+    zarr = pytest.importorskip("zarr")
+    from cachedfs.datasets import ZarrDataset
+
+    group = zarr.create_group(cloud.url("a.zarr"), storage_options=cloud.options)
+    group.create_array("x", shape=(96, 8), chunks=(2, 8), shards=(12, 8), dtype="f4")
+    group.create_array("y", shape=(96,), chunks=(96,), dtype="i8")
+    data = ZarrDataset(cloud.url("a.zarr"), storage_options=cloud.options)
+    assert SampleReader(data).objects().keys.tolist() == run_keys(96, 12).tolist()
+    assert SampleReader(range(96)).objects().keys.tolist() == run_keys(96, 1).tolist()
+
+
+def test_ranks_that_found_different_files_are_refused(monkeypatch):
+    mine, other = (
+        Loader(range(n), shuffle="node", n_nodes=1, rank=0, world_size=1).state_dict() for n in (8, 9)
+    )
+
+    def gather(states, state):
+        states[:] = [state, other]
+
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    with pytest.raises(RuntimeError, match="rank 0 and rank 1 found different files, or other sizes"):
+        raise_if_ranks_differ(mine)
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_nodes": 2}, "n_nodes=2: only shuffle='node' takes it, and shuffle=False"),
+        ({"shuffle": "node", "node_rank": 1}, "give n_nodes, too"),
+        ({"shuffle": "nodes"}, "'window' or 'node'"),
+    ],
+)
+def test_invalid_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Loader(range(8), **options)
+
+
+def test_an_unknown_number_of_nodes_and_too_few_objects_are_refused():
+    loader = Loader(range(8), shuffle="node", rank=1, world_size=4)
+    with pytest.raises(ValueError, match="give n_nodes, or start with torchrun or srun"):
+        next(iter(loader))
+    few = Loader(range(3), shuffle="node", n_nodes=4, node_rank=0)
+    with pytest.raises(ValueError, match="3 objects cannot be divided among 4 nodes"):
+        len(few)
+
+
+def test_uneven_parts_are_logged(cloud, caplog):
+    caplog.set_level(logging.WARNING, logger="cachedfs.datasets")
+    cloud.put("d/large", noise(400 * KiB))
+    for i in range(8):
+        cloud.put(f"d/{i}", noise(KiB, i))
+    data = FileDataset(cloud.url("d"), decode=len, storage_options=cloud.options)
+    loader = Loader(data, shuffle="node", n_nodes=2, node_rank=0, pad=False)
+    assert len(loader) in range(1, 9)
+    assert "nodes with fewer repeat theirs" in caplog.text

@@ -1,0 +1,107 @@
+"""What a request asks for, by its method, its raw path, its query and its Host."""
+
+import pytest
+
+from cachedfs.server.s3_errors import S3Error
+from cachedfs.server.s3_requests import S3Request, operation_of, query_of
+
+DOMAINS = ("localhost", "s3.example.com")
+
+
+def asked(target, method="GET", host="127.0.0.1:9000"):
+    path, _, query = target.partition("?")
+    return operation_of(method, path, query_of(query), host, DOMAINS)
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("/", S3Request("ListBuckets")),
+        ("/data", S3Request("ListObjects", "data")),
+        ("/data/", S3Request("ListObjects", "data")),
+        ("/data?prefix=a&x-id=ListObjects", S3Request("ListObjects", "data")),
+        ("/data/?list-type=2&prefix=a%20b", S3Request("ListObjectsV2", "data")),
+        ("/data?location", S3Request("GetBucketLocation", "data")),
+        ("/data/a/b.txt", S3Request("GetObject", "data", "a/b.txt")),
+        ("/data/a%2Fb%20%C3%B6+%25", S3Request("GetObject", "data", "a/b ö+%")),
+        ("/data//a//b/", S3Request("GetObject", "data", "/a//b/")),
+        ("/data/a...b/.c/..d", S3Request("GetObject", "data", "a...b/.c/..d")),
+        ("/data/%E4%BD%A0?versionId=null&x-id=GetObject", S3Request("GetObject", "data", "你")),
+    ],
+)
+def test_path_style(target, expected):
+    assert asked(target) == expected
+
+
+@pytest.mark.parametrize("host", ["data.localhost:9000", "DATA.localhost", "data.s3.example.com:443"])
+def test_virtual_hosts(host):
+    assert asked("/a/b", host=host) == S3Request("GetObject", "data", "a/b")
+    assert asked("/", host=host) == S3Request("ListObjects", "data")
+
+
+@pytest.mark.parametrize("host", ["localhost:9000", "[::1]:9000", "s3.example.com", "x.example.com"])
+def test_other_hosts_have_path_style(host):
+    assert asked("/data/a", host=host) == S3Request("GetObject", "data", "a")
+
+
+def test_head():
+    assert asked("/data/a", "HEAD").operation == "HeadObject"
+    assert asked("/data", "HEAD").operation == "HeadBucket"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/data/..",
+        "/data/../x",
+        "/data/a/%2e%2e/b",
+        "/data/a/.",
+        "/data/a%00b",
+        "/data/%ff",
+        "/data/%zz",
+        "/data/%2",
+        "data",
+        "*",
+        "http://127.0.0.1/data",
+        "",
+        "/%2e%2e/data",
+        "/data/a/..%2Fb",
+    ],
+)
+def test_what_is_no_name_of_an_object_is_refused(target):
+    with pytest.raises(S3Error) as refused:
+        asked(target)
+    assert refused.value.code == "InvalidURI"
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("/data/a?tagging", "tagging"),
+        ("/data/a?acl=", "acl"),
+        ("/data?versions&prefix=a", "versions"),
+        ("/data/a?attributes", "attributes"),
+        ("/data/a?versionId=1", "versionId"),
+        ("/data?uploads", "uploads"),
+        ("/data/a?response-content-type=text/html", "response-content-type"),
+        ("/data/a?partNumber=1", "partNumber"),
+    ],
+)
+def test_other_operations_are_named(target, name):
+    with pytest.raises(S3Error, match=rf"\?{name} is not implemented") as refused:
+        asked(target)
+    assert (refused.value.code, refused.value.status) == ("NotImplemented", 501)
+
+
+@pytest.mark.parametrize("method", ["PUT", "POST", "DELETE", "PATCH"])
+@pytest.mark.parametrize("target", ["/data/a", "/data", "/data?delete", "/data/a?uploads", "/"])
+def test_writes_are_refused(method, target):
+    with pytest.raises(S3Error, match="read-only") as refused:
+        asked(target, method)
+    assert (refused.value.code, refused.value.status) == ("MethodNotAllowed", 405)
+
+
+def test_a_query_of_too_many_parameters_is_refused():
+    with pytest.raises(S3Error) as refused:
+        query_of("&".join("a" * 200))
+    assert refused.value.code == "InvalidRequest"

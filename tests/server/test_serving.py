@@ -1,0 +1,183 @@
+"""`cachedfs.serve`: processes of their own, what they are told, and how they end."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import urllib.request
+
+import boto3
+import fsspec
+import pytest
+
+import cachedfs
+from cachedfs.server import serving
+from tests.support import MiB, noise, until
+
+
+def client(server, **options):
+    """Return boto3's client, as its user makes it."""
+    return boto3.client(
+        "s3",
+        endpoint_url=server.url,
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+        region_name="us-east-1",
+        **options,
+    )
+
+
+@pytest.fixture
+def server(cloud):
+    with cachedfs.serve({"data": f"gs://{cloud.bucket}/top"}) as server:
+        yield server
+
+
+def test_it_serves_with_the_configuration_of_this_process(cloud, server):
+    data = cloud.put("top/a", noise(5 * MiB))
+    for _ in range(2):
+        assert client(server).get_object(Bucket="data", Key="a")["Body"].read() == data
+        n_asked = len(cloud.server.requests)
+    assert len(cloud.server.requests) == n_asked
+    assert server.storage_options["aws_endpoint_url"] == server.url == server.environment["AWS_ENDPOINT_URL"]
+    # The cache is that of this process.
+    assert fsspec.url_to_fs(cloud.url())[0].cat_file(cloud.path("top/a")) == data
+    assert len(cloud.server.requests) == n_asked
+
+
+def test_options_are_for_the_origins_that_they_name(cloud, tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(b"local")
+    monkeypatch.delitem(fsspec.config.conf, "gs")
+    cloud.put("a", b"remote")
+    with cachedfs.serve({"one": str(tmp_path), "two": f"cgs://{cloud.bucket}"}, **cloud.options) as server:
+        for bucket, data in (("one", b"local"), ("two", b"remote")):
+            assert client(server).get_object(Bucket=bucket, Key="a")["Body"].read() == data
+
+
+def test_workers_share_the_port_and_the_cache(cloud):
+    data = cloud.put("a", noise(MiB))
+    with cachedfs.serve({"data": f"gs://{cloud.bucket}"}, workers=3) as server:
+        processes = list(server._processes)
+        for _ in range(20):  # each with a connection of its own
+            assert client(server).get_object(Bucket="data", Key="a")["Body"].read() == data
+        assert cloud.asked().count("media") == 1
+        assert len({process.pid for process in processes}) == 3
+    assert [process.returncode for process in processes] == [0, 0, 0]
+
+
+def test_close_lets_an_answer_be_sent_to_its_end(cloud, server):
+    data = cloud.put("top/a", noise(MiB))
+    body = client(server).get_object(Bucket="data", Key="a")["Body"]
+    server.close()
+    assert body.read() == data
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_it_ends_with_the_process_that_started_it(cloud, number):
+    code = f"""
+        import cachedfs, sys
+        server = cachedfs.serve({{"data": "gs://{cloud.bucket}"}})
+        print(server.url, *(process.pid for process in server._processes), flush=True)
+        sys.stdin.read()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(
+        command, env=cloud._environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        pid = int(process.stdout.readline().split()[1])
+        process.send_signal(number)
+
+    def has_ended():
+        with contextlib.suppress(OSError):
+            os.kill(pid, 0)
+            return False
+        return True
+
+    until(has_ended)
+
+
+def test_what_cannot_be_served_is_an_error_here(cloud, tmp_path):
+    with pytest.raises(OSError, match=r"cannot serve: cachedfs has no option 'max_aeg'"):
+        cachedfs.serve({"data": f"gs://{cloud.bucket}"}, max_aeg=1)
+    with pytest.raises(TypeError, match="a object object cannot be given to another process"):
+        cachedfs.serve({"data": f"gs://{cloud.bucket}"}, gs={"token": object()})
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for workers in (1, 2):
+            with pytest.raises(OSError, match=f"port {port} of 127.0.0.1: Address already in use; port 0"):
+                cachedfs.serve({"data": "gs://b"}, port=port, workers=workers)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"access_key": "a"}, "both access_key and secret_key"),
+        ({"tls_cert": "a"}, "both tls_cert and tls_key"),
+        ({"anonymous": True, "host": "0.0.0.0"}, "others reach 0.0.0.0"),
+    ],
+)
+def test_options_that_contradict_each_other(options, message):
+    with pytest.raises(ValueError, match=message):
+        cachedfs.serve({"data": "gs://b"}, **options)
+
+
+@pytest.mark.parametrize("name", ["x", "Data", "a/b", "", "-ab", "a" * 64])
+def test_a_name_that_no_bucket_has(name):
+    with pytest.raises(ValueError, match="is no name of a bucket"):
+        cachedfs.serve({name: "gs://b"})
+
+
+def test_anonymous_needs_no_keys_and_is_a_warning(cloud, caplog):
+    cloud.put("a", b"1")
+    with cachedfs.serve({"data": f"gs://{cloud.bucket}"}, anonymous=True) as server:
+        assert urllib.request.urlopen(f"{server.url}/data/a").read() == b"1"
+        assert client(server).get_object(Bucket="data", Key="a")["Body"].read() == b"1"
+    assert "every user of this machine can read" in caplog.text
+
+
+def test_another_host_without_encryption_is_a_warning(cloud, caplog):
+    cloud.put("a", b"1")
+    with cachedfs.serve({"data": f"gs://{cloud.bucket}"}, host="0.0.0.0") as server:
+        assert client(server).get_object(Bucket="data", Key="a")["Body"].read() == b"1"
+    assert "others reach 0.0.0.0 without encryption" in caplog.text
+
+
+def test_tls(cloud, tmp_path, certificate):
+    cloud.put("a", b"1")
+    cert, key = certificate
+    options = {"host": "localhost", "tls_cert": cert, "tls_key": key}
+    with cachedfs.serve({"data": f"gs://{cloud.bucket}"}, **options) as server:
+        assert server.url.startswith("https://localhost:")
+        assert client(server, verify=cert).get_object(Bucket="data", Key="a")["Body"].read() == b"1"
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """A certificate of localhost and its key, in files."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert]
+    subprocess.run(command, check=True, capture_output=True)
+    return str(cert), str(key)
+
+
+def test_new_keys_are_of_letters_that_a_url_may_have():
+    first, second = serving.new_keys(), serving.new_keys()
+    assert first != second
+    assert all(key.isalnum() for key in first)

@@ -1,0 +1,37 @@
+"""Nodes: filesystems with a local cache of their own, one after the other in this process, that share a folder."""
+
+import math
+
+import fsspec
+import pytest
+
+from cachedfs.common.clock import clock as metadata_clock
+from cachedfs.core import engines
+from tests.support import forget
+
+
+def leave():
+    """Do what the end of a process would, and wait for all that is to be shared."""
+    for engine in list(engines._engines.values()):
+        assert engine.drain(120)
+        assert engine.shared is None or engine.shared.flush(120)
+    forget()
+
+
+@pytest.fixture
+def shared(tmp_path):
+    return tmp_path / "shared"
+
+
+@pytest.fixture
+def node(own_cache, tmp_path, shared):
+    """Go to another machine: `node("b")` is a filesystem with its own cache, and nothing in memory."""
+
+    def go(name, **options):
+        leave()
+        metadata_clock.offset = -math.inf
+        given = {"cache_dir": str(tmp_path / name), "shared_cache": str(shared), **options}
+        return fsspec.filesystem("cachedfs", target_protocol="gs", **given)
+
+    yield go
+    leave()

@@ -1,0 +1,82 @@
+"""Which blocks are written together, and when."""
+
+from cachedfs.common.types import ObjectInfo, ObjectKey
+from cachedfs.shared.gatherer import FILE, Gatherer, runs_of
+from tests.support import KiB, MiB
+
+IDENTITY = "gs|host|anon"
+
+
+def noted(gatherer, name, size, indexes, now, identity=IDENTITY):
+    info = ObjectInfo(name, "file", size, "1")
+    version = ObjectKey(identity, name, "1", MiB)
+    for index in indexes:
+        gatherer.note(version, info, index, now)
+
+
+def taken(gatherer, now, **options):
+    """Return the files to write: for each the name, and the blocks of each group."""
+    return [
+        [(each.info.path, sorted(each.indexes)) for each in file] for file in gatherer.take(now, **options)
+    ]
+
+
+def test_a_large_part_is_written_when_it_is_complete():
+    gatherer = Gatherer()
+    noted(gatherer, "big", 20 * MiB, range(7), 1)
+    assert taken(gatherer, 1) == []
+    noted(gatherer, "big", 20 * MiB, [7, 16], 2)
+    assert taken(gatherer, 2) == [[("big", [*range(8)])]]
+    noted(gatherer, "big", 20 * MiB, [17, 18, 19], 2.5)
+    assert taken(gatherer, 2.5) == [[("big", [16, 17, 18, 19])]]
+    assert not gatherer
+
+
+def test_a_part_that_nobody_reads_on_is_written_as_it_is():
+    gatherer = Gatherer()
+    noted(gatherer, "big", 20 * MiB, range(5), 1)
+    assert taken(gatherer, 2.9) == []
+    assert taken(gatherer, 3) == [[("big", [*range(5)])]]
+
+
+def test_small_objects_fill_a_file():
+    gatherer = Gatherer()
+    for i in range(20):
+        noted(gatherer, f"{i}", 1 * MiB, [0], 1)
+    files = taken(gatherer, 1)
+    assert [len(file) for file in files] == [8, 8]
+    assert [len(file) for file in taken(gatherer, 3)] == [4]
+
+
+def test_the_rest_is_written_when_nothing_came_for_as_long_as_the_reading_took():
+    gatherer = Gatherer()
+    for now in range(10, 31):
+        noted(gatherer, f"{now}", 10 * KiB, [0], now)
+    assert taken(gatherer, 49.9) == []
+    assert [len(file) for file in taken(gatherer, 50)] == [21]
+    noted(gatherer, "late", 10 * KiB, [0], 1000)
+    assert taken(gatherer, 1059.9) == []
+    assert taken(gatherer, 1060) == [[("late", [0])]]
+
+
+def test_everything_can_be_written_at_once():
+    gatherer = Gatherer()
+    noted(gatherer, "big", 20 * MiB, [0, 3], 1)
+    noted(gatherer, "small", 5, [0], 1)
+    noted(gatherer, "elsewhere", 5, [0], 1, "s3|host|-")
+    assert taken(gatherer, 1, everything=True) == [[("big", [0, 3]), ("small", [0])], [("elsewhere", [0])]]
+    assert taken(gatherer, 1, everything=True) == []
+
+
+def test_a_file_has_about_the_same_size_whatever_the_sizes_of_objects():
+    gatherer = Gatherer()
+    for i in range(3000):
+        noted(gatherer, f"{i}", 1 + 7919 * i % 200_000, [0], 1)
+    sizes = [sum(group.size for group in file) for file in gatherer.take(1)]
+    assert all(FILE <= size < FILE + 200_000 for size in sizes)
+    assert len(sizes) > 30
+
+
+def test_runs_are_consecutive():
+    assert list(runs_of([])) == []
+    assert list(runs_of([1, 2, 3, 5, 7, 8])) == [[1, 2, 3], [5], [7, 8]]

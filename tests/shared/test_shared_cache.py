@@ -1,0 +1,508 @@
+"""Several nodes share a folder: what the origin is asked, and that nothing is wrong or in the way."""
+
+import errno
+import os
+import re
+import threading
+import time
+
+import pytest
+
+from cachedfs.errors import OriginUnavailable
+from cachedfs.filesystem import CachedFileSystem
+from cachedfs.shared import shared_cache, shared_folder, shared_writer
+from cachedfs.shared.piece import GATHERED
+from cachedfs.shared.shared_folder import SharedFolder
+from tests.shared.conftest import leave
+from tests.support import KiB, MiB, noise, until
+
+BIG = noise(20 * MiB + 5, 1)
+
+
+def files_in(shared):
+    return sorted(path for path in shared.rglob("*") if path.is_file())
+
+
+def filled(origin, n=20, size=50_000):
+    """Put small objects and a large one; return them by path."""
+    data = {f"b/d/{i % 3}/{i}": noise(size + i, i) for i in range(n)} | {"b/big": BIG}
+    for path, content in data.items():
+        origin.put(path, content)
+    return data
+
+
+def read_all(fs, data):
+    assert fs.cat(fs.find("b")) == data
+
+
+def asked(origin):
+    """Return kind and path of each request since the last call."""
+    log = [each[:2] for each in origin.log]
+    origin.log.clear()
+    return log
+
+
+def test_what_one_node_has_read_the_next_one_reads_without_a_request(origin, node):
+    data = filled(origin)
+    read_all(node("a"), data)
+    leave()
+    assert asked(origin)
+    fs = node("b")
+    read_all(fs, data)
+    assert fs.info("b/d/1/1")["size"] == 50_001
+    assert len(fs.ls("b/d/0")) == 7
+    assert asked(origin) == []
+    stats, size = fs.stats(), sum(map(len, data.values()))
+    assert (stats.bytes_fetched, stats.bytes_shared, stats.requests) == (0, size, 0)
+    read_all(fs, data)  # from its own cache
+    assert fs.stats().bytes_shared == size
+
+
+def test_open_files_and_ranges_come_from_there_too(origin, node):
+    data = filled(origin)
+    read_all(node("a"), data)
+    fs = node("b")
+    asked(origin)
+    with fs.open("b/big") as file:
+        file.seek(9 * MiB - 7)
+        assert file.read(100) == BIG[9 * MiB - 7 : 9 * MiB + 93]
+    assert fs.cat_file("b/big", -5, None) == BIG[-5:]
+    assert fs.cat_ranges(["b/big", "b/d/1/1"], [MiB, 5], [MiB + 9, 10]) == [
+        BIG[MiB : MiB + 9],
+        data["b/d/1/1"][5:10],
+    ]
+    assert asked(origin) == []
+
+
+def test_it_is_complete_enough_for_offline(origin, node):
+    data = filled(origin)
+    read_all(node("a"), data)
+    leave()
+    asked(origin)
+    fs = node("b", offline=True)
+    read_all(fs, data)
+    for path in ("b/other", "b/d/0/other"):  # the listings lack them
+        with pytest.raises(FileNotFoundError):
+            fs.cat_file(path)
+    assert asked(origin) == []
+
+
+def test_what_is_missing_offline_is_an_error(origin, node):
+    origin.put("b/big", BIG)
+    node("a").cat_file("b/big", 0, 100)
+    fs = node("b", offline=True)
+    assert fs.cat_file("b/big", 0, 100) == BIG[:100]
+    with pytest.raises(OriginUnavailable, match="offline"):
+        fs.cat_file("b/big", 19 * MiB, 20 * MiB)
+
+
+def test_only_what_is_missing_is_asked_of_the_origin(origin, node):
+    origin.put("b/big", BIG)
+    fs = node("a", read_ahead=0)
+    fs.info("b/big")
+    assert fs.cat_file("b/big", 0, 6 * MiB) == BIG[: 6 * MiB]
+    fs = node("b", read_ahead=0)
+    origin.log.clear()
+    assert fs.cat_file("b/big", 0, 8 * MiB) == BIG[: 8 * MiB]
+    assert [(kind, tuple(what)) for kind, _, what in origin.log] == [("read", (6 * MiB, 8 * MiB))]
+    origin.log.clear()
+    fs = node("c", read_ahead=0)  # has what both have put there
+    assert fs.cat_file("b/big", 0, 8 * MiB) == BIG[: 8 * MiB]
+    assert origin.log == []
+
+
+@pytest.mark.parametrize("max_age", [60, 0])
+def test_what_is_older_than_max_age_is_looked_up_and_not_fetched_again(origin, node, clock, shared, max_age):
+    data = filled(origin, n=3)
+    node("a").cat(list(data))
+    leave()
+    for path in files_in(shared):
+        os.utime(path, (time.time() - 61, time.time() - 61))
+    asked(origin)
+    fs = node("b", max_age=max_age)
+    assert fs.cat(list(data)) == data
+    assert sorted(asked(origin)) == sorted(("lookup", path) for path in data)
+    assert fs.stats().bytes_fetched == 0
+
+
+def test_an_object_that_was_replaced_is_read_in_its_new_version(origin, node, shared):
+    origin.put("b/k", noise(50_000))
+    node("a").cat_file("b/k")
+    leave()
+    for path in files_in(shared):
+        os.utime(path, (time.time() - 61, time.time() - 61))
+    new = origin.put("b/k", noise(50_000, 2))
+    assert node("b").cat_file("b/k") == new
+
+
+@pytest.mark.parametrize("writer_s", [-600, 0, 600])
+@pytest.mark.parametrize("reader_s", [-600, 0, 600])
+def test_ages_are_counted_by_the_clock_of_the_folder(origin, node, clock, shared, writer_s, reader_s):
+    origin.put("b/k", noise(50_000))
+    clock(writer_s)
+    node("a").cat_file("b/k")
+    leave()
+    asked(origin)
+    clock(reader_s - writer_s)
+    node("b", max_age=300).cat_file("b/k")
+    assert asked(origin) == []
+    leave()
+    for path in files_in(shared):
+        os.utime(path, (time.time() - reader_s - 300,) * 2)
+    node("c", max_age=300).cat_file("b/k")
+    assert asked(origin) == [("lookup", "b/k")]
+
+
+def test_nothing_is_fresh_where_the_clock_of_the_folder_cannot_be_asked(origin, node, monkeypatch):
+    data = origin.put("b/k", noise(50_000))
+    node("a").cat_file("b/k")
+    leave()
+    asked(origin)
+    monkeypatch.setattr(SharedFolder, "now", lambda self: None)
+    fs = node("b")
+    assert fs.cat_file("b/k") == data
+    assert asked(origin) == [("lookup", "b/k")]
+    assert node("c", offline=True).cat_file("b/k") == data
+
+
+def test_what_was_asked_before_our_own_write_is_not_used(origin, node):
+    origin.put("b/k", noise(50_000))
+    fs = node("a")
+    fs.find("b")
+    fs.cat_file("b/k")
+    fs = node("b")
+    new = noise(40_000, 3)
+    fs.pipe_file("b/k", new)
+    fs.pipe_file("b/l", new)
+    assert fs.cat_file("b/k") == new
+    assert sorted(fs.find("b")) == ["b/k", "b/l"]
+
+
+def test_many_small_objects_are_few_files(origin, node, shared):
+    data = {f"b/{i:04}": noise(100 * KiB, i) for i in range(400)}
+    for path, content in data.items():
+        origin.put(path, content)
+    assert node("a").cat(list(data)) == data
+    leave()
+    assert len(files_in(shared)) <= sum(map(len, data.values())) // (4 * MiB)
+
+
+def test_a_small_file_is_replaced_by_one_with_more_in_it(origin, node, shared):
+    data = filled(origin, n=10)
+    del data["b/big"]
+    fs = node("a")
+    for path, content in data.items():
+        assert fs.cat_file(path) == content
+        fs._objects.engine.drain(120)
+        assert fs._objects.engine.shared.flush(120)
+    assert len(files_in(shared)) == 1
+    asked(origin)
+    assert node("b").cat(list(data)) == data
+    assert asked(origin) == []
+
+
+def test_blocks_that_were_evicted_before_are_not_shared(origin, node, shared, monkeypatch):
+    monkeypatch.setattr(shared_writer, "LOOK_S", 600)
+    data = filled(origin, n=3)
+    fs = node("a")
+    assert fs.cat(list(data)) == data
+    fs._objects.engine.drain(120)
+    fs.evict("b/big")
+    fs.evict("b/d/1/1")
+    leave()
+    asked(origin)
+    assert node("b").cat(list(data)) == data
+    assert {path for _, path in asked(origin)} == {"b/big", "b/d/1/1"}
+
+
+def test_what_is_put_there_later_is_found(origin, node, monkeypatch, tmp_path, shared):
+    monkeypatch.setattr(shared_cache, "RENEW_S", 0)
+    data = filled(origin, n=4)
+    one = node("a")
+    options = {"cache_dir": str(tmp_path / "b"), "shared_cache": str(shared)}
+    other = CachedFileSystem(target_protocol="gs", **options)
+    assert other.cat_file("b/big", 0, 5) == BIG[:5]
+    for path in ("b/d/0/0", "b/d/1/1"):
+        assert one.cat_file(path) == data[path]
+        one._objects.engine.drain(120)
+        assert one._objects.engine.shared.flush(120)
+        asked(origin)
+        other.exists(f"c/{path}")  # in the background it looks at what is there
+        until(other._objects.engine.shared._looks[GATHERED].future.done)
+        asked(origin)
+        assert other.cat_file(path) == data[path]
+        assert asked(origin) == []
+
+
+# Trouble.
+
+
+def quiet(caplog):
+    """Return the warnings about the shared cache."""
+    return [each.getMessage() for each in caplog.records if each.name == "cachedfs.shared"]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_folder_that_does_not_answer_is_left_alone(origin, node, monkeypatch, caplog, is_there):
+    """It stops before it is looked at, or after its content is known."""
+    data = filled(origin, n=4)
+    if is_there:
+        read_all(node("a"), data)
+    fs, answers, calls = node("b"), threading.Event(), []
+    if is_there:
+        assert fs.cat_file("b/d/0/0") == data["b/d/0/0"]
+
+    def hang(*args):
+        calls.append(args)
+        answers.wait(120)
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr(shared_cache, "ANSWERS_S", 0.05)
+    for name in ("names", "open", "write", "now", "check"):
+        monkeypatch.setattr(SharedFolder, name, hang)
+    try:
+        assert fs.cat(list(data)) == data
+        n = len(calls)
+        assert 1 <= n <= len(data)
+        for path, content in data.items():
+            fs.evict(path)
+            assert fs.cat_file(path) == content
+        assert len(calls) == n
+        assert len(quiet(caplog)) == 1
+        assert "did not answer" in quiet(caplog)[0]
+        assert "did not answer" in fs.stats().shared_cache
+    finally:
+        answers.set()
+
+
+def test_it_is_used_again_after_half_a_minute(origin, node, monkeypatch):
+    data = filled(origin, n=4)
+    read_all(node("a"), data)
+    fs = node("b")
+    asked(origin)
+    fs._objects.engine.shared._folder.leave_alone("a test")
+    assert fs.cat_file("b/d/0/0") == data["b/d/0/0"]
+    assert asked(origin) == [("read", "b/d/0/0")]
+    now = time.monotonic() + 31
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert fs.cat_file("b/d/1/1") == data["b/d/1/1"]
+    assert asked(origin) == []
+
+
+def replaced_by_a_link(path):
+    path.rename(path.with_name("aside"))
+    path.symlink_to("aside")
+
+
+def replaced_by_a_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def replaced_by_a_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def changed(path):
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 1
+    path.write_bytes(data)
+
+
+def emptied(path):
+    path.write_bytes(b"")
+
+
+def cut_off(path):
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def replaced_by_another(path):
+    (other,) = [
+        each for each in path.parent.parent.parent.rglob("runs/*/*") if each.name[33:] == "800000-1000000"
+    ]
+    path.unlink()
+    os.link(other, path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [replaced_by_a_link, replaced_by_a_pipe, replaced_by_a_folder, changed, emptied, cut_off, os.unlink],
+)
+def test_a_file_that_is_not_what_it_should_be_is_a_miss(origin, node, shared, caplog, damage):
+    data = filled(origin)
+    read_all(node("a"), data)
+    leave()
+    for path in files_in(shared):
+        damage(path)
+    fs = node("b")
+    read_all(fs, data)
+    assert fs.stats().bytes_shared <= (sum(map(len, data.values())) - 2 * MiB if damage is changed else 0)
+    assert (quiet(caplog) == []) is (damage is os.unlink)
+
+
+def test_a_file_with_another_piece_than_its_name_says_is_a_miss(origin, node, shared, caplog):
+    data = filled(origin, n=1)
+    read_all(node("a"), data)
+    leave()
+    [first] = [each for each in shared.rglob("runs/*/*") if each.name[33:] == "0-800000"]
+    replaced_by_another(first)
+    fs = node("b")
+    read_all(fs, data)
+    assert "not what its name says" in quiet(caplog)[0]
+    leave()
+    fs = node("c")  # the node that found it has put a right one there
+    read_all(fs, data)
+    assert len(quiet(caplog)) == 1
+    assert fs.stats().bytes_fetched == 0
+
+
+def test_a_file_that_vanishes_is_a_miss(origin, node, shared):
+    data = filled(origin)
+    read_all(node("a"), data)
+    fs = node("b")
+    assert fs.cat_file("b/d/0/0") == data["b/d/0/0"]
+    for path in files_in(shared):
+        path.unlink()
+    read_all(fs, data)
+
+
+def test_a_full_disk_only_stops_the_filling(origin, node, shared, monkeypatch, caplog):
+    data = filled(origin)
+
+    def full(fd, buffers, offset):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shared_folder.disk, "write_all", full)
+        read_all(node("a"), data)
+        leave()
+    assert [message for message in quiet(caplog) if "is full" in message] == quiet(caplog)[:1]
+    assert files_in(shared) == []
+    read_all(node("b"), data)
+
+
+def test_a_folder_that_can_only_be_read_is_read(origin, node, shared, monkeypatch, caplog):
+    data = filled(origin)
+    read_all(node("a"), data)
+    leave()
+    files = files_in(shared)
+
+    def refuse(*args):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(SharedFolder, "_temp", refuse)
+    asked(origin)
+    fs = node("b")
+    read_all(fs, data)
+    assert asked(origin) == []
+    origin.put("c/new", noise(50_000, 9))
+    fs.cat_file("c/new")
+    leave()
+    assert files_in(shared) == files
+    assert quiet(caplog) == []
+
+
+def test_a_second_cache_directory_is_a_shared_cache_that_is_only_read(origin, node, shared, tmp_path):
+    data = filled(origin)
+    read_all(node("a"), data)
+    leave()
+    files = files_in(shared)
+    asked(origin)
+    fs = node("b", cache_dir=[str(tmp_path / "b"), str(shared)], shared_cache=None)
+    read_all(fs, data)
+    assert asked(origin) == []
+    origin.put("c/new", noise(50_000, 9))
+    fs.cat_file("c/new")
+    leave()
+    assert files_in(shared) == files
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda shared: shared.mkdir() or shared.chmod(0o777), "all users can write"),
+        (lambda shared: shared.mkdir() or shared.chmod(0o1777), "all users can write"),
+        (lambda shared: shared.write_text(""), "not a folder|Not a directory"),
+        (lambda shared: (shared.mkdir(), (shared / "cachedfs-shared-1").symlink_to(".")), "is not a folder"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_named_once(origin, node, shared, caplog, make, reason):
+    data = filled(origin, n=4)
+    make(shared)
+    fs = node("a")
+    read_all(fs, data)
+    leave()
+    [message] = quiet(caplog)
+    assert str(shared) in message
+    assert re.search(reason, message)
+    assert files_in(shared) == []
+
+
+def test_a_misspelled_folder_is_named_once(origin, node, tmp_path, caplog):
+    data = filled(origin, n=4)
+    read_all(node("a", shared_cache=str(tmp_path / "sharde" / "folder")), data)
+    leave()
+    [message] = quiet(caplog)
+    assert "sharde/folder" in message
+    assert not (tmp_path / "sharde").exists()
+
+
+def test_who_trusts_anyone_uses_a_folder_that_all_may_write(origin, node, shared):
+    data = filled(origin, n=4)
+    shared.mkdir()
+    shared.chmod(0o1777)
+    read_all(node("a", shared_cache_trust="anyone"), data)
+    leave()
+    asked(origin)
+    read_all(node("b", shared_cache_trust="anyone"), data)
+    assert asked(origin) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "of_files"), [(0o700, 0o600), (0o750, 0o640), (0o755, 0o644), (0o2770, 0o660), (0o2775, 0o664)]
+)
+def test_files_have_the_mode_of_the_folder(origin, node, shared, mode, of_files):
+    shared.mkdir()
+    shared.chmod(mode)
+    before = os.umask(0o077)
+    try:
+        read_all(node("a"), filled(origin, n=4))
+        leave()
+    finally:
+        os.umask(before)
+    for path in shared.rglob("*"):
+        assert path.stat().st_mode & 0o7777 == (mode if path.is_dir() else of_files), path
+
+
+SHORT = """
+    import sys, fsspec
+    fs = fsspec.filesystem("cgs", shared_cache=sys.argv[1])
+    print(len(fs.cat_file(sys.argv[2])), fs.stats().requests)
+"""
+
+
+def test_a_process_that_ends_shares_what_it_has_read(cloud, tmp_path, shared):
+    cloud.put("x", noise(50_000))
+    outputs = []
+    for name in ("a", "b"):
+        cloud.cache_dir = tmp_path / name
+        outputs.append(cloud.python(SHORT, str(shared), cloud.path("x")))
+    assert outputs == ["50000 1\n", "50000 0\n"]
+
+
+def test_a_forked_child_uses_it_too(origin, node):
+    data = filled(origin)
+    read_all(node("a"), data)
+    fs = node("b")
+    asked(origin)
+    assert fs.cat_file("b/d/0/0") == data["b/d/0/0"]
+    child = os.fork()
+    if not child:
+        is_right = (
+            fs.cat_file("b/big") == BIG and fs._objects.engine.bytes_fetched - fs.stats().bytes_shared <= 0
+        )
+        os._exit(0 if is_right else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert asked(origin) == []
