@@ -37,6 +37,7 @@ class SharedOptions(NamedTuple):
     folder: str
     trust: str
     is_read_only: bool
+    size: int | None = None
 
 
 class Config(NamedTuple):
@@ -68,6 +69,8 @@ class Config(NamedTuple):
     """Verify the checksums of cached pages on every read, instead of once per process."""
     shared_cache: str | None = None
     """Folder that several machines or users share, as a cache behind their own. None: no such cache."""
+    shared_cache_size: int | None = None
+    """Bytes that may stay in the shared cache, cleaned once an hour; None: no limit, and others clean it."""
     shared_cache_trust: str = "group"
     """Who may put data there: "group" (the users that may write there, but never all), or "anyone"."""
 
@@ -76,7 +79,9 @@ class Config(NamedTuple):
         """The shared cache, if there is one."""
         layers = (self.cache_dir or ())[1:]
         folder = layers[0] if layers else self.shared_cache
-        return SharedOptions(folder, self.shared_cache_trust, bool(layers)) if folder else None
+        if folder is None:
+            return None
+        return SharedOptions(folder, self.shared_cache_trust, bool(layers), self.shared_cache_size)
 
     @property
     def bounds(self) -> CacheBounds:
@@ -244,6 +249,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "offline": _flag,
     "verify_always": _flag,
     "shared_cache": _shared_folder,
+    "shared_cache_size": lambda value: None if value in (None, "none") else _bytes(value),
     "shared_cache_trust": _trust,
 }
 

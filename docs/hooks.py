@@ -62,13 +62,15 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
 
 
 class Commands(griffe.Extension):
-    """Shows what a simulated cloud can be told to do, `put = command(GCSService.do_put)`, as the method that it is."""
+    """Shows an attribute that wraps a function as the method that it is: `put = command(GCSService.do_put)` of a simulated
+    cloud, and `created = sync_wrapper(_created)`.
+    """
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Replace such attributes of the handles by what does it, under their own names."""
         if "sim" not in pkg.modules:
             return
-        for module in pkg["sim"].modules.values():
+        for module in [*pkg["sim"].modules.values(), pkg["origins.drive.filesystem"]]:
             for cls in module.classes.values():
                 if not cls.is_alias:
                     self._replace_in(cls)
@@ -76,7 +78,9 @@ class Commands(griffe.Extension):
     def _replace_in(self, cls: griffe.Class) -> None:
         for name, member in list(cls.members.items()):
             value = None if member.is_alias or not member.is_attribute else member.value
-            if isinstance(value, griffe.ExprCall) and value.canonical_path.endswith(".command"):
+            if isinstance(value, griffe.ExprCall) and value.canonical_path.endswith(
+                (".command", ".sync_wrapper")
+            ):
                 does = cls.modules_collection[value.arguments[0].canonical_path]
                 shown = griffe.Function(
                     name,

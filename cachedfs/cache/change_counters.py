@@ -243,6 +243,7 @@ def _counter(tables: Iterable[_Table], slots: tuple[int, ...], known: dict[tuple
     return counter
 
 
+@lru_cache(1000)  # a lookup asks for them several times
 def slots_of(identity: str, path: str) -> tuple[int, ...]:
     """Return the slots that make up the counter of `path`: its own, and those of the trees that contain it.
 

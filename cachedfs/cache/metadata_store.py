@@ -133,7 +133,7 @@ class MetadataStore(FeedStore):
         """
         stored = stored_path(path) if "://" in path else path
         newest, listed = None, None
-        origin, name, folder = origin_of(identity), blob_of(stored), blob_of(folder_of(stored))
+        origin, name, folder = origin_of(identity), blob_of(stored), blob_of(stored.rpartition("/")[0])
         values = origin, name, name, origin, folder
         found: list[Any] = self._own.query(lambda rows: rows.run(STORED, values).fetchall(), [])
         try:

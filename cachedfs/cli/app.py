@@ -8,6 +8,6 @@ from cachedfs.cli.arguments import app
 
 __all__ = ["app"]
 
-MODULES = "reading get prefetch pack mount serve stats cache transfer report login doctor sim"
+MODULES = "reading get prefetch pack mount serve stats cache transfer share report login doctor sim"
 for _name in MODULES.split():
     import_module(f"cachedfs.cli.{_name}")  # adds its commands

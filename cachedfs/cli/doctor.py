@@ -29,7 +29,7 @@ from cachedfs.cli.output import (
     table_of,
 )
 from cachedfs.cli.speed import median_of_3, timed
-from cachedfs.cli.stats import cache_of, contents, is_too_small, text_of, texts_of
+from cachedfs.cli.stats import cache_of, contents, is_too_small, shared_state, text_of, texts_of
 from cachedfs.cli.url_arguments import url_argument
 from cachedfs.cli.urls import Location, locate
 from cachedfs.common.text import counted
@@ -175,6 +175,9 @@ def cache_checks(common: CommonOptions) -> Iterator[Check]:
     if is_network(cache.root):
         to_do = "A cache belongs on a local disk: set cache_dir"
         yield Check("file system", "warn", "a network file system, or FUSE", to_do)
+    if (shared := shared_state(config)) is not None:
+        is_used = config.shared is not None and shared == config.shared.folder
+        yield Check("shared cache", "ok" if is_used else "warn", shared)
     yield write_check(cache.root)
     yield from index_checks(cache, config)
 

@@ -20,6 +20,8 @@ KIND_HELP = (
 )
 DECODE_HELP = "Pack the pixels of image files; raw: without their EXIF orientation."
 COLUMN_HELP = "Pack this column (name, ending, dataset), as int64, float32[768], 'ragged int64', utf8, bytes or json; repeatable. If all have types, other columns are kept."
+RENAME_HELP = "Pack this column under another name; repeatable."
+CSV_HELP = "Option of CSV files: delimiter, encoding, comment, or skipinitialspace=true; repeatable."
 ON_ERROR_HELP = "Files that cannot be read or decoded: stop after twenty and name them, or leave them out."
 
 
@@ -36,6 +38,8 @@ def pack(
     kind: Annotated[str | None, option("KIND", KIND_HELP)] = None,
     decode: Annotated[str | None, option("image|image-raw", DECODE_HELP)] = None,
     columns: Annotated[list[str] | None, option("NAME[=TYPE]", COLUMN_HELP, "--column")] = None,
+    rename: Annotated[list[str] | None, option("OLD=NEW", RENAME_HELP, "--rename")] = None,
+    csv: Annotated[list[str] | None, option("NAME=VALUE", CSV_HELP, "--csv")] = None,
     chunk_bytes: Annotated[str | None, option("SIZE", "Size of a chunk, such as 256KiB.")] = None,
     shard_bytes: Annotated[str | None, option("SIZE", "Size of a shard, such as 64MiB.")] = None,
     codec: Annotated[str | None, option("CODEC", "none, lz4 or zstd.")] = None,
@@ -63,6 +67,8 @@ def pack(
         url_of(source),
         url_of(target),
         columns=columns_of(columns),
+        rename=pairs_of(rename, "--rename"),
+        csv=csv_of(csv),
         storage_options=options_of(url_of(source), common),
         target_options=options_of(url_of(target), common),
         **given,
@@ -107,3 +113,18 @@ def columns_of(texts: list[str] | None) -> dict[str, str] | list[str | tuple[str
     return (
         found if all(found.values()) else [(name, type_) if type_ else name for name, type_ in found.items()]
     )
+
+
+def pairs_of(texts: list[str] | None, name: str) -> dict[str, str] | None:
+    """Return the pairs of a repeatable option `name`; None without any. Raises BadParameter for a text without `=`."""
+    for text in texts or ():
+        if "=" not in text:
+            raise typer.BadParameter(f"{text!r} has no '='", param_hint=name)
+    return {old: new for old, _, new in (text.partition("=") for text in texts)} if texts else None
+
+
+def csv_of(texts: list[str] | None) -> dict[str, Any] | None:
+    """Return the options of CSV files; a tab is also written as \\t."""
+    words = {"true": True, "false": False, "\\t": "\t"}
+    found = pairs_of(texts, "--csv")
+    return found and {name: words.get(value, value) for name, value in found.items()}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FOLDERS = 8  # folders shown; the others are summed up in one line
 FULL = 0.9  # share of the allowance from which on the cache counts as full
-IF_ANY = ("cannot_store", "old_caches")  # rows that are left out if they are empty
+IF_ANY = ("cannot_store", "shared_cache", "old_caches")  # rows that are left out if they are empty
 LEAST_S = 0.1  # seconds: shortest interval of `--watch`
 
 
@@ -128,7 +128,20 @@ def contents(cache: BlockStore, config: Config) -> dict[str, Any]:
         limits |= {"disk_free": disk.f_bavail * disk.f_frsize, "disk_size": total}
     found = {"directory": cache.root, "blocks": blocks, "bytes": size, "may_hold": may_hold, **limits}
     found |= {"pins": [path for _, path in cache.pins()], "old_caches": [*cache.old_caches]}
-    return found | {"cannot_store": cannot_store}
+    return found | {"shared_cache": shared_state(config), "cannot_store": cannot_store}
+
+
+def shared_state(config: Config) -> str | None:
+    """Return the folder of the shared cache, and why it is not used if so; None without one."""
+    if (shared := config.shared) is None:
+        return None
+    from cachedfs.shared.shared_folder import SharedFolder
+
+    try:
+        SharedFolder(shared.folder, trust=shared.trust, is_read_only=shared.is_read_only).check()
+    except OSError as error:
+        return f"{shared.folder} is not used: {error}"
+    return shared.folder
 
 
 def totals_of(found: dict[str, Any], counts: Counted) -> Table:
@@ -163,6 +176,7 @@ def texts_of(counts: Counted) -> dict[str, str]:
         if counts.hit_ratio is None
         else f"{n_blocks}, {per_cent(counts.hit_ratio)}",
         "fetched": f"{decimal(counts.bytes_fetched)} in {counted(counts.requests, 'request')}",
+        **({"from others": decimal(counts.bytes_shared)} if counts.bytes_shared else {}),
         "saved": ", ".join(saved) or "nothing yet",
         "evicted": counted(counts.evictions, "block"),
     }

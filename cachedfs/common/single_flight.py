@@ -18,7 +18,7 @@ _Act = Callable[["Lookup"], Coroutine[Any, Any, Any]]
 class Lookup:
     """A running lookup, and the callers that wait for its answer. Its task may go on after that."""
 
-    counter: object
+    counter: int
     waiting: list[asyncio.Future[Any]] = dataclasses.field(default_factory=list)
     is_answered: bool = False
     task: asyncio.Task[None] | None = None
@@ -45,14 +45,14 @@ class SingleFlight:
     def __init__(self) -> None:
         self._running: dict[_Slot, Lookup] = {}
 
-    async def run(self, slot: _Slot, counter: object, act: _Act) -> Any:
+    async def run(self, slot: _Slot, counter: int, act: _Act, *, joins: bool = True) -> Any:
         """Return the answer of the running lookup in `slot`, or of a new one.
 
-        A running lookup is used only if its change counter is the same. A new one is answered by `act`, which is called
-        with it, or else by the result of `act`.
+        A running lookup is used only if its change counter is the same, and the caller `joins` others. A new one is
+        answered by `act`, which is called with it, or else by the result of `act`.
         """
         lookup = self._running.get(slot)
-        if lookup is None or lookup.is_answered or lookup.counter != counter:
+        if lookup is None or not joins or lookup.is_answered or lookup.counter != counter:
             lookup = self._running[slot] = Lookup(counter)
             lookup.task = asyncio.get_running_loop().create_task(self._run(slot, lookup, act))
         future = asyncio.get_running_loop().create_future()

@@ -274,6 +274,7 @@ class Counted(NamedTuple):
     bytes_fetched: int = 0
     bytes_served: int = 0
     evictions: int = 0
+    bytes_shared: int = 0
     since: float = 0.0
 
     @property

@@ -141,7 +141,7 @@ class Downloads:
         such headers.
         """
         objects, download = self.objects, Download(demand=demand)
-        learn = partial(objects.learn, path, asked_at=clock.now(), counter=objects.counter(path), then=then)
+        learn = partial(objects.learn, path, asked_at=clock.now(), counter=lookup.counter, then=then)
         await self._run(download, path, want, partial(self._answer, lookup, download, learn))
         if download.info is None and isinstance(download.error, ObjectNotFound):
             lookup.answer((learn(None), None))
@@ -153,13 +153,17 @@ class Downloads:
     def _answer(
         self, lookup: Lookup, download: Download, learn: Callable[[ObjectInfo], Entry], reply: Reply
     ) -> None:
-        """Answer a lookup with the metadata in the headers of a read, and with its download."""
-        objects = self.objects
-        version = version_of(objects.identity, reply.info, objects.config.block_size)
+        """Answer a lookup with the metadata in the headers of a read, and with its download of complete blocks."""
+        objects, engine, size = self.objects, self.objects.engine, self.objects.config.block_size
+        version = version_of(objects.identity, reply.info, size)
         download.begin(reply.info, version, Range(reply.start, reply.stop))
-        # First take the fetch locks: others that see the entry would fetch the same blocks.
         if version is not None:
-            self._lock_whole(download, version)
+            first = -(-reply.start // size)
+            stop = reply.stop // size if reply.stop < version.size else -(-version.size // size)
+            # Before others see the entry: they would fetch the same blocks. Those that another process locked come twice.
+            engine.cache.locks.take(version.number + first, stop - first)
+            whole = [index for index in range(first, stop) if (version.digest, index) not in engine.by_block]
+            self._register(download, version, whole)
         entry = learn(reply.info)
         entry.version = version
         lookup.answer((entry, download))
@@ -297,16 +301,6 @@ class Downloads:
             if not is_complete and engine.by_block.get((version.digest, index)) is download:
                 engine.release_block(version, index)
 
-    def _lock_whole(self, download: Download, version: Version) -> None:
-        """Lock and register the complete blocks that a request for an unknown object turned out to bring."""
-        engine, size = self.objects.engine, version.block_size
-        first = -(-download.start // size)
-        stop = download.stop // size if download.stop < version.size else -(-version.size // size)
-        # If another process holds the lock of a block, that block is fetched twice.
-        engine.cache.locks.take(version.number + first, stop - first)
-        free = [index for index in range(first, stop) if (version.digest, index) not in engine.by_block]
-        self._register(download, version, free)
-
     def _register(self, download: Download, version: Version, indexes: Iterable[int]) -> None:
         """Record that blocks are missing, before a reader may use them, and which request brings them."""
         cache, by_block = self.objects.engine.cache, self.objects.engine.by_block
@@ -317,14 +311,11 @@ class Downloads:
 
     async def _receive(self, download: Download, reply: Reply) -> None:
         """Read the body as far as readers want it, and pass each complete block to the store queue."""
-        engine, version = self.objects.engine, download.version
+        engine = self.objects.engine
         unstored: list[FetchedBlock] = []  # complete blocks not yet passed to the store queue
         try:
             async for data in reply:
-                if version is None:
-                    download.feed(data)
-                else:
-                    unstored += self._feed(download, version, data)
+                unstored += self._feed(download, data)
                 engine.bytes_fetched += len(data)
                 # With is_checked_at_end, blocks are kept back until the checksum of the whole body is verified.
                 # A body that ends early cannot be verified: its blocks are stored.
@@ -337,15 +328,21 @@ class Downloads:
                 if engine.store_queue.queued_bytes > engine.max_queued // 2:
                     await engine.wait_for_space(download)
         except ChecksumMismatch as error:
-            download.error = error  # first: a reader that finds no bytes then looks for it
-            download.release()
-            for block in unstored:
-                engine.release_block(block.key.object, block.key.index)
-            unstored = []
+            unstored = self._release_wrong(download, unstored, error)
             raise
         finally:
             if unstored:
                 engine.store_queue.put(unstored)
+
+    def _release_wrong(
+        self, download: Download, unstored: Iterable[FetchedBlock], error: ChecksumMismatch
+    ) -> list[FetchedBlock]:
+        """Release all bytes of a download that failed its checksum; nothing is left to be stored."""
+        download.error = error  # first: a reader that finds no bytes then looks for it
+        download.release()
+        for block in unstored:
+            self.objects.engine.release_block(block.key.object, block.key.index)
+        return []
 
     async def _wait_for_demand(self, download: Download) -> bool:
         """Pause the body until a reader wants more; return False if it should end here."""
@@ -356,8 +353,11 @@ class Downloads:
         finally:
             paused.discard(download)
 
-    def _feed(self, download: Download, version: Version, data: bytes) -> list[FetchedBlock]:
+    def _feed(self, download: Download, data: bytes) -> list[FetchedBlock]:
         """Pass received bytes to readers; return the blocks that are complete now, without those of other downloads."""
+        if (version := download.version) is None:
+            download.feed(data)
+            return []
         engine, size, filled = self.objects.engine, version.block_size, download.filled + len(data)
         first = max(-(-download.start // size), download.filled // size)
         stop = -(-filled // size) if filled == version.size else filled // size

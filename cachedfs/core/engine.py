@@ -331,17 +331,18 @@ class Engine:
             cache_dir=self.cache.root or "",
             cannot_store=self.cache.cannot_store,
             old_caches=self.cache.old_caches,
-            bytes_shared=self.shared.bytes_read if self.shared else 0,
             shared_cache=repr(self.shared) if self.shared else "",
         )
 
     def sums(self) -> dict[str, Any]:
         """Return the counters of `stats` that need no disk access, and the measured speed of the link."""
+        bytes_shared = self.shared.bytes_read if self.shared else 0
         return {
             "hits": self.hits,
             "misses": self.store_queue.n_blocks,
             "requests": self.requests,
-            "bytes_fetched": max(0, self.bytes_fetched - (self.shared.bytes_read if self.shared else 0)),
+            "bytes_fetched": max(0, self.bytes_fetched - bytes_shared),
+            "bytes_shared": bytes_shared,
             "bytes_served": self.bytes_served,
             "evictions": self.cache.evictions,
             "bytes_per_s": self.speculation.bytes_per_s,

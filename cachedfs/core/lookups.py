@@ -141,8 +141,8 @@ class Lookups:
         may be older than this call.
         """
         objects = self.objects
-        counter = objects.counter(path) if objects.lifetime_s > 0 else object()  # equals no other
-        return objects.engine.lookups.run((objects.caller_key, path), counter, ask)
+        slot, counter, joins = (objects.caller_key, path), objects.counter(path), objects.lifetime_s > 0
+        return objects.engine.lookups.run(slot, counter, ask, joins=joins)
 
     async def _read(self, path: str, want: _Want, demand: int, lookup: Lookup) -> Resolved | None:
         """Read `want`, and take the metadata of the object from the headers; return None after the body.

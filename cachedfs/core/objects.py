@@ -48,7 +48,7 @@ __all__ = ["ABSENCE_S", "Entry", "Objects", "folder_of", "is_fresh"]
 
 ABSENCE_S = 10.0
 """Maximum age in seconds of an absence known from a 404: objects appear more often than they change (gcsfuse: 5 s)."""
-MOST = 50_000  # entries in memory, at most 3 kB each with all GCS metadata; a query for another takes 15 us
+MOST = 50_000  # entries in memory at the start of a second, at most 3 kB each with all GCS metadata; a query for another takes 15 us
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -205,7 +205,7 @@ class Objects:
         return entry if entry is not None and self.is_fresh(entry) else None
 
     def _look(self) -> None:
-        """Once a second, look whether others replaced the shared files, or the identity is another now."""
+        """Once a second, look whether others replaced the shared files, or the identity is another now; remove old entries."""
         if time.monotonic() >= self._identify_at:
             self._identify()
         look_at = self.store.look()
@@ -213,6 +213,9 @@ class Objects:
         # If changes by other processes cannot be noticed, nothing is fresh.
         self._lifetime_s = self.config.lifetime_s if is_final or self.store.sees_other_processes else 0.0
         self._look_at = min(look_at, self._identify_at)
+        for _ in range(len(self.entries) - MOST):
+            with contextlib.suppress(KeyError):  # another thread removes entries too
+                self.entries.popitem(last=False)
 
     def known(self, path: str, *, newest: bool = False) -> Entry | None:
         """Return the valid entry of `path`, of any age: a fresh one in memory, else the newest one, or None.
@@ -226,16 +229,10 @@ class Objects:
             return entry
         found = self._in_store(path)
         if found is not None and (entry is None or found.asked_at > entry.asked_at):
-            return self._remember(found)
+            self.entries[path] = found
+            return found
         if entry is None:
             self.entries.pop(path, None)
-        return entry
-
-    def _remember(self, entry: Entry) -> Entry:
-        self.entries[entry.path] = entry
-        while len(self.entries) > MOST:
-            with contextlib.suppress(KeyError):  # another thread removes entries too
-                self.entries.popitem(last=False)
         return entry
 
     async def has_renewed(self) -> bool:
@@ -307,7 +304,7 @@ class Objects:
         new_at = new_version_at(info, known, clock.now(), is_first=old is None)
         record = MetadataRecord(identity, path, info, asked_at, counter, watch, new_at=new_at)
         if old is None or old.asked_at <= asked_at or self.store.counter_at(old.slots) != old.counter:
-            self._remember(entry)  # no answer to a later request came before it
+            self.entries[path] = entry  # no answer to a later request came before it
         self.engine.store_queue.put(records=[record], then=then)
         return entry
 

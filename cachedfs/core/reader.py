@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from cachedfs.common.blocks import clip, covering, first_range
 from cachedfs.common.event_log import waiting
-from cachedfs.common.types import ObjectInfo, Range
+from cachedfs.common.types import Range
 from cachedfs.common.urls import without_slash
 from cachedfs.config import FIRST_AT_ONCE
 from cachedfs.core.download import ALL, Download, DownloadStopped
@@ -305,22 +305,18 @@ class Reader:
         *,
         is_pinned: bool = True,
     ) -> bytes:
-        info, version, engine = entry.info, entry.version, self.objects.engine
+        version, engine = entry.version, self.objects.engine
         if version is None or version.block_size != self._block_size:
             version = self.objects.version(entry)
-        if info is None:
-            raise self.objects.not_found(entry.path, entry)
-        if info.kind == "directory":
-            raise self.objects.is_a_folder(entry.path)
         if version is None:
-            return await self._uncached(info, start, stop, download, is_pinned=is_pinned)
+            return await self._uncached(entry, start, stop, download, is_pinned=is_pinned)
         want = clip(start, stop, version.size)
         blocks, size = covering(want, self._block_size), want.stop - want.start
         if self._reads_ahead and 0 < size < version.size:
             is_first = download is not None and download.covers(want.start)
             self.readahead.observe(version, want.start, want.stop, missed=blocks, is_first=is_first)
         if download is None and len(blocks) == 1:  # the usual case: `cached` has just looked for it
-            download = (await self.downloads.get(version, blocks)).get(blocks[0])
+            download = self.downloads.launch(version, blocks).get(blocks[0])
         data = None
         if download is not None:
             with contextlib.suppress(DownloadStopped):
@@ -331,7 +327,7 @@ class Reader:
             data = await self._gather(version, want, blocks, download)
         engine.bytes_served += size
         if (versions := _versions_read.get()) is not None:
-            versions.setdefault(entry.path, set()).add(info.fingerprint)
+            versions.setdefault(entry.path, set()).add(version.fingerprint)
         return data
 
     async def _gather(self, version: Version, want: Range, blocks: range, download: Download | None) -> bytes:
@@ -393,7 +389,7 @@ class Reader:
 
     async def _uncached(
         self,
-        info: ObjectInfo,
+        entry: Entry,
         start: int | None,
         stop: int | None,
         download: Download | None,
@@ -402,8 +398,13 @@ class Reader:
     ) -> bytes:
         """Read an object without a fingerprint or a size, bypassing the cache.
 
-        Unless `is_pinned`, the bytes may be of another version of the same size.
+        Unless `is_pinned`, the bytes may be of another version of the same size. Raises ObjectNotFound and IsAFolder.
         """
+        info = entry.info
+        if info is None:
+            raise self.objects.not_found(entry.path, entry)
+        if info.kind == "directory":
+            raise self.objects.is_a_folder(entry.path)
         want = None if info.size is None else clip(start, stop, info.size)
         if want is not None and download is not None:
             with contextlib.suppress(DownloadStopped):

@@ -25,13 +25,14 @@ __all__ = [
     "nodes_of",
     "ranks_on_nodes",
     "run_keys",
+    "run_size",
 ]
 
 logger = logging.getLogger("cachedfs.datasets")
 
 Keys = npt.NDArray[np.uint64]
 
-RUNS = 1024  # at most so many runs of neighbors for a dataset that does not name its objects
+RUNS = 256  # runs of a dataset within one object: nodes share the blocks at their borders, which costs up to 1 MiB a run
 UNEVEN = 1.5  # times as many samples on one node as on another are worth a warning
 
 
@@ -85,6 +86,10 @@ def ranks_on_nodes(
     """
     if ranks is None:
         n_nodes, node_rank = nodes or (1, None)
+        if node_rank is None and n_nodes > 1:
+            raise ValueError(
+                f"n_nodes={n_nodes}: give node_rank, too, or rank and world_size, or initialize torch.distributed"
+            )
         return Ranks(node_rank or 0, n_nodes, n_nodes)
     rank, world_size = ranks
     n_nodes, node_rank = nodes or _nodes_in(environment, rank, world_size)
@@ -106,10 +111,8 @@ def _nodes_in(environment: Mapping[str, str], rank: int, world_size: int) -> tup
     if world_size == 1:
         return 1, None
     numbers = {name: int(value) for name, value in environment.items() if value.isdecimal()}
-    if (numbers.get("RANK"), numbers.get("WORLD_SIZE")) == (
-        rank,
-        world_size,
-    ) and "LOCAL_WORLD_SIZE" in numbers:
+    of_torchrun = numbers.get("RANK"), numbers.get("WORLD_SIZE")
+    if of_torchrun == (rank, world_size) and "LOCAL_WORLD_SIZE" in numbers:
         return world_size // numbers["LOCAL_WORLD_SIZE"], numbers.get("GROUP_RANK")
     for name in ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"):
         if name in numbers and "SLURM_NODEID" in numbers:
@@ -128,9 +131,13 @@ def name_keys(names: Iterable[str], n: int) -> Keys:
     return np.fromiter(map(hashed, names), np.uint64, n)
 
 
-def run_keys(n: int, size: int = 1) -> Keys:
-    """Return a hash for each of `n` samples, equal for those of a run: `size` neighbors, or a multiple of that."""
-    size *= max(1, -(-n // (size * RUNS)))
+def run_size(n: int, group_size: int = 1) -> int:
+    """Return how many neighbors of `n` samples stay together: whole groups, so that there are at most `RUNS` runs."""
+    return group_size * max(1, -(-n // (group_size * RUNS)))
+
+
+def run_keys(n: int, size: int) -> Keys:
+    """Return a hash for each of `n` samples, equal for `size` neighbors."""
     return np.random.Philox(key=0).random_raw(-(-n // size))[np.arange(n) // size]
 
 

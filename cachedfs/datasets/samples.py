@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, default_collate
 
 from cachedfs.common.urls import filesystem_at
 from cachedfs.core.readahead import as_declared
-from cachedfs.datasets.nodes import Keys, StoredObjects, run_keys
+from cachedfs.datasets.nodes import Keys, StoredObjects, run_keys, run_size
 from cachedfs.filesystem import CachedFileSystem
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Samples(Dataset[T], Generic[T]):
 
         A Loader with `shuffle="node"` keeps samples with the same hash on one node; by default those of neighbors.
         """
-        return run_keys(len(self), self.group_size), None
+        return run_keys(len(self), run_size(len(self), self.group_size)), None
 
     def number(self, index: Any) -> int:
         """Return a sample's index counted from the start. Raises IndexError if out of range, TypeError if no integer."""
@@ -244,7 +244,11 @@ class SampleReader:
     def objects(self) -> StoredObjects:
         """Return the objects of the samples, by which a node shuffle divides them."""
         samples = self._samples
-        keys, sizes = samples.objects() if samples is not None else (run_keys(self._n_inner), None)
+        keys, sizes = (
+            samples.objects()
+            if samples is not None
+            else (run_keys(self._n_inner, run_size(self._n_inner)), None)
+        )
         numbers = np.arange(len(self))
         for subset in self._subsets:
             numbers = np.asarray(subset, dtype=np.int64)[numbers]

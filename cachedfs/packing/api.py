@@ -8,7 +8,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fsspec.callbacks import DEFAULT_CALLBACK
@@ -21,9 +22,9 @@ from cachedfs.datasets.file_list import URLs
 from cachedfs.packing.executors import TaskPool, dask_client
 from cachedfs.packing.layout import StorePlan, metadata_of, plan_of
 from cachedfs.packing.pack_types import OFFSETS
-from cachedfs.packing.runner import ShardRunner, write_small
+from cachedfs.packing.runner import PROGRESS, PackProgress, PackRun
 from cachedfs.packing.sources.detect import HEAD, KINDS, kind_of, source_of
-from cachedfs.packing.sources.sample_source import Item, SampleSource, SourceFiles
+from cachedfs.packing.sources.sample_source import SampleSource, SourceFiles
 from cachedfs.packing.store import BESIDE, ZARR, StoredObject, ZarrTarget, protocols_of
 from cachedfs.packing.task import PackTask
 
@@ -31,8 +32,7 @@ __all__ = ["Packed", "Packing", "pack", "part_size"]
 
 ATTRIBUTE = "cachedfs_pack"  # name of the group attribute that describes the source
 FORMAT = 1
-PLAN_FORMAT = 4  # of the plan in the working files: 4 counts records of text and Parquet files
-WINDOW = "96MiB"  # prefetch window: more than one shard (64 MiB), and still little memory
+PLAN_FORMAT = 5  # of the plan in the working files: 5 goes on file by file
 
 logger = logging.getLogger("cachedfs.packing")
 PLAN = f"{BESIDE}/plan.json"
@@ -40,7 +40,6 @@ FILES = f"{BESIDE}/files.npz"  # the list of source files that the pack began wi
 SKIPPED = "skipped.json"  # object of the store with the files that were left out
 MOST_NAMED = 20  # files that cannot be packed, after which a pack stops
 THREADS = 2, 4  # fewest and most threads when `n_workers` is None
-AT_ONCE = 256 << 20  # most bytes of shards in work then: each may be in memory twice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,24 +140,12 @@ def pack(
     Raises ValueError for invalid options and for samples that cannot be packed, FileExistsError if `target` is not
     empty, OSError if the written bytes fail verification, and any error of the filesystems.
     """
-    packing = Packing(
-        source,
-        target,
-        kind=kind,
-        decode=decode,
-        columns=columns,
-        rename=rename,
-        csv=csv,
-        chunk_bytes=chunk_bytes,
-        shard_bytes=shard_bytes,
-        codec=codec,
-        storage_options=storage_options,
-        target_options=target_options,
-        on_error=on_error,
-    )
+    given = {**locals()}
+    of_run = {"n_workers": n_workers, "client": client, "callback": callback, "overwrite": overwrite}
+    packing = Packing(**{name: value for name, value in given.items() if name not in of_run})
     for line in [*packing.notes, *packing.plan.lines]:
         logger.info("%s", line)
-    return packing.run(n_workers=n_workers, client=client, callback=callback, overwrite=overwrite)
+    return packing.run(**of_run)
 
 
 class Packing:
@@ -170,20 +157,17 @@ class Packing:
         target: str,
         *,
         kind: str | None = None,
-        decode: str | None = None,
-        columns: Any = None,
-        rename: Mapping[str, str] | None = None,
-        csv: Mapping[str, Any] | None = None,
         chunk_bytes: int | str | None = None,
         shard_bytes: int | str | None = None,
         codec: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         target_options: Mapping[str, Any] | None = None,
         on_error: str = "raise",
+        **options: Any,
     ) -> None:
         """List the source, read some samples and plan the arrays. Nothing is written.
 
-        The parameters and errors are those of `pack`.
+        The parameters and errors are those of `pack`; `options` are those of the kind of source.
         """
         started = time.perf_counter()
         if kind is not None and kind not in KINDS:
@@ -191,37 +175,31 @@ class Packing:
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error={on_error!r}: expected 'raise' or 'skip'")
         self._is_skipping = on_error == "skip"
-        self._chunk, self._shard = part_size(chunk_bytes=chunk_bytes), part_size(shard_bytes=shard_bytes)
+        sizes = {"chunk": part_size(chunk_bytes=chunk_bytes), "shard": part_size(shard_bytes=shard_bytes)}
         self.store = ZarrTarget(target, target_options)
         self.files = SourceFiles(source, storage_options)
         _must_be_apart(self.files, self.store)
         head = self.files.head(0, HEAD) if len(self.files) == 1 else b""
         self.kind = kind or kind_of(self.files.paths, head)
-        self.source: SampleSource = source_of(
-            self.kind, self.files, decode=decode, columns=columns, rename=rename, csv=csv
-        )
+        self.source: SampleSource = source_of(self.kind, self.files, **options)
         if self.source.may_skip and (earlier := self.store.read(FILES)) is not None:
             self.files.adopt(earlier)
         sampled = self.source.look()
         if not sum(batch.n for batch in sampled):
             raise ValueError(f"{self.files.url}: nothing to pack: it has no samples")
-        self.plan: StorePlan = plan_of(
-            self.source.fields,
-            sampled,
-            self.store.protocol,
-            is_decoded=self.source.is_decoded,
-            chunk=self._chunk,
-            shard=self._shard,
-            codec=codec,
-        )
+        self.plan: StorePlan = plan_of(self.source.fields, sampled, self.store.protocol, codec=codec, **sizes)
         self.source.fields = self.plan.fields
         self.notes: list[str] = [*self.source.notes]
-        columns = dict(columns) if isinstance(columns, Mapping) else columns and [*columns]
-        origin = {"digest": self.files.digest, "kind": self.kind, "decode": decode, "columns": columns}
-        origin |= {"rename": rename and dict(rename), "csv": csv and dict(csv)}
         # A run continues an earlier one only if this is equal.
+        origin = {
+            "digest": self.files.digest,
+            "kind": self.kind,
+            "parts": len(self.source.parts()),
+            **options,
+        }
+        plan = {"format": PLAN_FORMAT, "source": origin, **self.plan.as_json()}
         self._plan_json = json.dumps(
-            {"format": PLAN_FORMAT, "source": origin, **self.plan.as_json()}
+            plan, default=lambda each: dict(each) if isinstance(each, Mapping) else [*each]
         ).encode()
         self._planning_s = time.perf_counter() - started
 
@@ -238,82 +216,59 @@ class Packing:
         The parameters are those of `pack`.
         """
         started = time.perf_counter()
-        existing = self._prepare(overwrite=overwrite)
-        task = PackTask(self.source, self.store, self.plan.big)
+        existing, first = self._prepare(overwrite=overwrite)
+        begin = partial(self.store.begin, first, self.plan.encodings)
+        task = PackTask(self.source, self.store, self.plan.encodings)
         self.store.is_interrupted = False
         callback.set_size(self.source.total_size)
-        prefetch = getattr(self.files.fs, "prefetch", None) if client is None else None
+        most_skipped = math.inf if self._is_skipping else MOST_NAMED
         with (
             dask_client(client) as executor,
-            contextlib.closing(TaskPool(task, executor, _n_workers(n_workers, self.plan, executor))) as pool,
-            prefetch(self._items(existing), window=WINDOW) if prefetch else contextlib.nullcontext(),
+            contextlib.closing(TaskPool(task, executor, _n_workers(n_workers, executor))) as pool,
         ):
-            most_skipped = math.inf if self._is_skipping else MOST_NAMED
-            run = ShardRunner(task, pool, existing, callback.relative_update, most_skipped)
+            run = PackRun(task, pool, begin, existing, callback.relative_update, most_skipped)
             run()
         if run.skipped and not self._is_skipping:
             raise ValueError(_why_not_packed(self.files, run.skipped))
-        return self._finish(task, run, started)
+        return self._finish(run, started)
 
-    def _items(self, existing: Collection[str]) -> Iterator[Item]:
-        """Yield what is to be prefetched, in reading order."""
-        for piece in self.source.pieces():
-            # A piece that an earlier run counted is mostly packed already. Its missing shards fetch on demand.
-            if f"{BESIDE}/{piece.name}.npz" not in existing:
-                yield from self.source.items(piece)
-
-    def _prepare(self, *, overwrite: bool) -> dict[str, StoredObject]:
-        """Return the objects of an earlier run of this pack; prepare an empty store for a new pack.
+    def _prepare(self, *, overwrite: bool) -> tuple[dict[str, StoredObject], dict[str, bytes]]:
+        """Return the objects of an earlier run of this pack, or those to write first in the empty store of a new one.
 
         Raises FileExistsError if anything else is at the target and may not be removed.
         """
         store = self.store
         existing = store.listing()
         stored_plan = store.read(PLAN) if PLAN in existing else None
-        if stored_plan == self._plan_json and not any(map(self._is_packed, self.files.removed)):
-            return existing
+        progress = PackProgress.from_bytes((store.read(PROGRESS) or b"") if PROGRESS in existing else b"")
+        if stored_plan == self._plan_json and not progress.packed(self.files.removed, self.source.parts()):
+            return existing, {}
         if existing:
             is_ours = any(name in ZARR or name.startswith(f"{BESIDE}/") for name in existing)
             if not (overwrite and is_ours):
                 raise FileExistsError(_why_not_empty(store.url, stored_plan is not None, is_ours=is_ours))
             store.clear()
-        store.put(PLAN, self._plan_json)
-        if self.source.may_skip:
-            store.put(FILES, self.files.as_bytes())
-        return {}
+        return {}, {PLAN: self._plan_json} | ({FILES: self.files.as_bytes()} if self.source.may_skip else {})
 
-    def _is_packed(self, number: int) -> bool:
-        """Return whether an earlier run may have packed samples of a file."""
-        counts = self.store.kept(self.source.piece_of(number).name)
-        return counts is not None and number not in counts.skipped
-
-    def _finish(self, task: PackTask, run: ShardRunner, started: float) -> Packed:
-        store = self.store
-        small, lengths = write_small(task, run.pieces, self.plan.small)
-        lengths |= run.lengths
-        if self.files.again().listed != self.files.listed:
-            raise ValueError(
-                f"{self.files.url}: files were added, removed or changed during packing; {store.url} is incomplete: pack again "
-                "with overwrite"
-            )
-        about = {"format": FORMAT, "source": self.files.url, "kind": self.kind, "samples": run.n_samples}
+    def _finish(self, run: PackRun, started: float) -> Packed:
+        store, lengths = self.store, run.lengths
+        n_samples = self._n_samples(lengths)
+        about = {"format": FORMAT, "source": self.files.url, "kind": self.kind, "samples": n_samples}
         about |= {"skipped": len(run.skipped)} if run.skipped else {}
         groups = {**self.source.group_attributes}
         groups[""] = {**groups.get("", {}), ATTRIBUTE: about}
         documents, chunks = metadata_of(self.plan, lengths, groups, self.source.shared)
-        small += [store.put_checked(name, data) for name, data in chunks.items()]
-        stored = {**run.stored, **{each.name: each for each in small}}
-        self._verify(stored, lengths, run.n_samples)
+        stored = run.stored | {name: store.put_checked(name, data) for name, data in chunks.items()}
         skipped = {self.files.shown(number): run.skipped[number] for number in sorted(run.skipped)}
         if skipped:
             store.put(SKIPPED, json.dumps(skipped, indent=2, ensure_ascii=False).encode())
-        store.finish(documents)
+        store.finish(documents, self._check_source)
         store.remove(BESIDE)
         n_stated = sum(each.is_stated for each in stored.values())
         return Packed(
             url=store.url,
             kind=self.kind,
-            samples=run.n_samples,
+            samples=n_samples,
             shapes={
                 name.removesuffix("/zarr.json"): tuple(each["shape"])
                 for name, each in documents.items()
@@ -330,22 +285,22 @@ class Packing:
             notes=[*self.source.notes],  # those of counting, too
         )
 
-    def _verify(self, stored: Mapping[str, StoredObject], lengths: Mapping[str, int], n: int) -> None:
-        """Raise OSError unless all objects exist in their size and all arrays have `n` samples.
+    def _check_source(self) -> None:
+        if self.files.again().listed != self.files.listed:
+            raise ValueError(
+                f"{self.files.url}: files were added, removed or changed during packing; {self.store.url} is incomplete: "
+                "pack again with overwrite"
+            )
 
-        The bytes were verified when each object was written, by the origin's checksum or by reading them back.
-        """
-        existing = self.store.listing()
-        for name, each in stored.items():
-            if name not in existing or existing[name].size != each.size:
-                found = f"{existing[name].size:,} bytes" if name in existing else "not there"
-                raise OSError(
-                    f"{self.store.shown(name)}: {found}, and {each.size:,} bytes were written; run pack again"
-                )
-        for field in self.plan.fields:
-            rows = lengths[field.name + OFFSETS] - 1 if field.is_ragged else lengths[field.name]
-            if rows != n:
-                raise OSError(f"{self.store.shown(field.name)}: {rows:,} samples, and {n:,} were read")
+    def _n_samples(self, lengths: Mapping[str, int]) -> int:
+        """Return the number of samples. Raises OSError unless it is the same in all fields."""
+        found = {
+            field.name: lengths[field.name + OFFSETS] - 1 if field.is_ragged else lengths[field.name]
+            for field in self.plan.fields
+        }
+        if len({*found.values()}) > 1:
+            raise OSError(f"{self.store.url}: the fields have different numbers of samples: {found}")
+        return next(iter(found.values()))
 
 
 def _why_not_packed(files: SourceFiles, skipped: Mapping[int, str]) -> str:
@@ -380,11 +335,11 @@ def _must_be_apart(files: SourceFiles, store: ZarrTarget) -> None:
         raise ValueError(f"{store.url}: the source {inside} is inside the target: choose another target")
 
 
-def _n_workers(n_workers: int | None, plan: StorePlan, executor: Any) -> int | None:
-    if n_workers is not None or executor is not None:
-        return n_workers if n_workers is None else arguments.at_least(1, n_workers=n_workers)
-    largest = max((encoding.shard_size for encoding in plan.big.values()), default=1)
-    return max(1, min(max(n_cores(), THREADS[0]), THREADS[1], AT_ONCE // largest))
+def _n_workers(n_workers: int | None, executor: Any) -> int:
+    """Return the number of threads, or of calls that an executor runs at once (0: as many as it has workers)."""
+    if n_workers is not None:
+        return arguments.at_least(1, n_workers=n_workers)
+    return min(max(n_cores(), THREADS[0]), THREADS[1]) if executor is None else 0
 
 
 def part_size(**given: Any) -> int | None:

@@ -5,27 +5,32 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import uuid
-from collections.abc import Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, TypeVar
 
 from cachedfs.common.executor import DaemonThreadPool, n_cores
 from cachedfs.packing.task import PackTask
 
 __all__ = ["TaskPool", "dask_client"]
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 
 class TaskPool:
-    """Runs methods of a `PackTask`, up to `n_workers` at once. Reads, codecs and Arrow release the GIL."""
+    """Runs methods of a `PackTask`, about `n_workers` at once. Reads, codecs and Arrow release the GIL."""
 
-    def __init__(self, task: PackTask, executor: Any = None, n_workers: int | None = None) -> None:
+    def __init__(self, task: PackTask, executor: Any = None, n_workers: int = 0) -> None:
         """`executor` is an Executor or a Dask client; None: `n_workers` threads."""
         self._store, self._running = task.store, set[concurrent.futures.Future[Any]]()
-        self._threads: DaemonThreadPool | None = None
+        self.is_remote = executor is not None
+        self._threads = DaemonThreadPool(n_workers or 1, "cachedfs-pack")
         self._call: tuple[Any, ...] = _here, task
-        if executor is None:
-            self.n_workers = n_workers or 1
-            self._executor: Any = DaemonThreadPool(self.n_workers, "cachedfs-pack")
-            self._threads = self._executor
+        if not self.is_remote:
+            self._executor: Any = self._threads
+            self.n_workers = n_workers
             return
         given: Any = task
         most = getattr(executor, "_max_workers", None) or n_cores()
@@ -45,22 +50,51 @@ class TaskPool:
 
     def submit(self, method: str, *args: Any) -> concurrent.futures.Future[Any]:
         """Start a method of the task."""
-        future: concurrent.futures.Future[Any] = self._executor.submit(*self._call, method, args)
+        return self._noted(self._executor.submit(*self._call, method, args))
+
+    def here(self, call: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
+        """Start a call in a thread of this process."""
+        return self._noted(self._threads.submit(call, *args))
+
+    def _noted(self, future: concurrent.futures.Future[Any]) -> concurrent.futures.Future[Any]:
         self._running.add(future)
+        future.add_done_callback(self._running.discard)
         return future
 
-    def finished(self) -> list[tuple[concurrent.futures.Future[Any], Any]]:
-        """Wait for the next calls to end; return (future, result) pairs. Raises the error of a failed call."""
-        first = concurrent.futures.FIRST_COMPLETED
-        done, self._running = concurrent.futures.wait(self._running, return_when=first)
-        return [(future, future.result()) for future in done]
+    def in_order(self, method: str, items: Iterable[T]) -> Iterator[tuple[T, Any]]:
+        """Yield items, and what a method of the task returns for each."""
+        calls = deque[tuple[T, concurrent.futures.Future[Any]]]()
+        for item in items:
+            calls.append((item, self.submit(method, item)))
+            if len(calls) > self.n_workers:
+                yield calls[0][0], calls.popleft()[1].result()
+        yield from ((item, future.result()) for item, future in calls)
+
+    def read_ahead(
+        self, read: Callable[[T], Iterator[R]], items: Iterable[T]
+    ) -> Iterator[tuple[T, Iterator[R]]]:
+        """Yield items and iterators of what is read of each, in threads: the next parts of several are read ahead."""
+        waiting, begun = iter(items), deque[tuple[T, Iterator[R], concurrent.futures.Future[Any]]]()
+
+        def parts(source: Iterator[R], future: concurrent.futures.Future[Any]) -> Iterator[R]:
+            while (part := future.result()) is not None:
+                future = self.here(next, source, None)
+                yield part
+
+        while True:
+            for item in islice(waiting, self.n_workers + 1 - len(begun)):
+                begun.append((item, source := read(item), self.here(next, source, None)))
+            if not begun:
+                return
+            item, source, future = begun.popleft()
+            yield item, parts(source, future)
 
     def close(self) -> None:
         """Wait for all calls to end, so that nothing is written afterwards. After an error, threads write no more."""
-        self._store.is_interrupted = bool(self._running)
-        concurrent.futures.wait(self._running)
-        if self._threads is not None:
-            self._threads.shutdown()
+        running = [future for future in list(self._running) if not future.done()]
+        self._store.is_interrupted = bool(running)
+        concurrent.futures.wait(running)
+        self._threads.shutdown()
 
 
 @contextlib.contextmanager
@@ -80,7 +114,7 @@ def dask_client(client: Any) -> Iterator[Any]:
         yield made
 
 
-# The task of the pack that this worker does, with its open files, by its token.
+# The task of the pack that this worker does, by its token.
 _tasks: dict[str, PackTask] = {}
 
 

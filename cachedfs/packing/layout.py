@@ -32,26 +32,20 @@ SHARD = 64 * MiB  # 1 s at 500 Mbit/s; each worker builds one in memory
 DRIVE_SHARD = 128 * MiB  # Drive creates about 2 files/s, and serves 27 to 200 downloads/s
 SMALL_SHARD = 16 * MiB  # of small arrays: all of them are built at the same time
 SMALL = 0.1  # largest share of a sample's bytes for all small fields together
-AT_ONCE = 64 * MiB  # most bytes of shards of all fields that cover the same samples (decoded sources)
+AT_ONCE = 256 * MiB  # most bytes of the last shards of all small arrays, which are in memory
 WORTH = 0.9  # a slower codec must shrink the data to this share of the faster one
 
 
 @dataclasses.dataclass(frozen=True)
 class StorePlan:
-    """The planned arrays: the encodings of big and small ones by name, and a line of text for each."""
+    """The planned arrays: their fields and encodings by name, and a line of text for each."""
 
     fields: tuple[Field, ...]
-    big: Mapping[str, ArrayEncoding]
-    small: Mapping[str, ArrayEncoding]
+    encodings: Mapping[str, ArrayEncoding]
     lines: list[str]
 
-    @property
-    def small_arrays(self) -> list[Field]:
-        """The small fields, and a field for the offsets of each ragged field."""
-        return _small_arrays(self.fields)
-
     def as_json(self) -> dict[str, Any]:
-        encodings = {name: dataclasses.asdict(each) for name, each in {**self.big, **self.small}.items()}
+        encodings = {name: dataclasses.asdict(each) for name, each in self.encodings.items()}
         return {"fields": [dataclasses.asdict(field) for field in self.fields], "arrays": encodings}
 
 
@@ -60,15 +54,13 @@ def plan_of(
     sampled: list[SampleBatch],
     protocol: str,
     *,
-    is_decoded: bool,
     chunk: int | None,
     shard: int | None,
     codec: str | None,
 ) -> StorePlan:
     """Return the plan for fields, from some samples. `protocol` is that of the target's origin.
 
-    `is_decoded`: reading a piece of the source decodes all fields. `chunk` and `shard` are sizes in bytes. None for
-    them or for `codec`: choose here.
+    `chunk` and `shard` are sizes in bytes. None for them or for `codec`: choose here.
     """
     if codec is not None and codec not in CODECS:
         raise ValueError(f"codec={codec!r}: expected one of {', '.join(CODECS)}; None: by measuring samples")
@@ -78,31 +70,30 @@ def plan_of(
         dataclasses.replace(field, is_small=field.is_small or field.name in small_ones) for field in fields
     )
     most, why = (shard, "as asked for") if shard is not None else shard_size(protocol)
-    big_means = {field.name: means[field.name] for field in fields if not field.is_small}
-    # Sources read by byte range hold no decoded pieces, so their shards need not cover the same samples.
-    by_field = shares(big_means, most) if is_decoded else dict.fromkeys(big_means, most)
-    big, small, lines = {}, {}, []
-    for field in fields:
-        if field.is_small:
-            continue
+    big = [field for field in fields if not field.is_small]
+    by_field = shares({field.name: means[field.name] for field in big}, most)
+    encodings, lines = dict[str, ArrayEncoding](), []
+    for field in big:
         values = np.concatenate([batch.values[field.name] for batch in sampled])
         best, reason = choose_codec(measured(field, values)) if codec is None else (codec, "as asked for")
         inner, outer, told = grid_of(
             field, means[field.name], chunk=chunk, shard=by_field[field.name], why=why
         )
-        big[field.name] = ArrayEncoding(field.dtype, inner, outer, best, shuffle_of(field))
+        encodings[field.name] = ArrayEncoding(field.dtype, field.shape, inner, outer, best, shuffle_of(field))
         chunks, shards = (" x ".join(f"{n:,}" for n in shape) for shape in (inner, outer))
         lines.append(
             f"{field.name}: {field.dtype}, chunks {chunks}, shards {shards} ({told}); {best} ({reason})"
         )
-    for field in _small_arrays(fields):
-        inner, outer, _ = grid_of(
-            field, means.get(field.name, 8.0), chunk=None, shard=min(most, SMALL_SHARD), why=""
+    small = _small_arrays(fields)
+    of_small = min(most, SMALL_SHARD, AT_ONCE // max(1, len(small)))
+    for field in small:
+        inner, outer, _ = grid_of(field, means.get(field.name, 8.0), chunk=None, shard=of_small, why="")
+        encodings[field.name] = ArrayEncoding(
+            field.dtype, field.shape, inner, outer, "zstd", shuffle_of(field)
         )
-        small[field.name] = ArrayEncoding(field.dtype, inner, outer, "zstd", shuffle_of(field))
     if small:
-        lines.append(f"{', '.join(small)}: little beside the samples; zstd")
-    return StorePlan(fields, big, small, lines)
+        lines.append(f"{', '.join(field.name for field in small)}: little beside the samples; zstd")
+    return StorePlan(fields, encodings, lines)
 
 
 def shard_size(protocol: str) -> tuple[int, str]:
@@ -129,11 +120,13 @@ def small_of(means: Mapping[str, float]) -> set[str]:
 def shares(means: Mapping[str, float], size: int) -> dict[str, int]:
     """Return the shard size of each field, in bytes; `size` is the largest.
 
-    The shards of all fields then cover about the same samples, so each sample is decoded once for all its fields.
+    The shards of all fields cover about the same samples. Together they have up to 64 MiB, or `size` if that is more:
+    those that are not full yet are in memory.
     """
     largest, total = max(means.values(), default=1) or 1, max(1.0, sum(means.values()))
-    most = min(size, AT_ONCE * largest / total)
-    return {name: max(min(MiB, size), int(most * mean / largest)) for name, mean in means.items()}
+    most = min(size, max(SHARD, size) * largest / total)
+    least = min(MiB, size, AT_ONCE // max(1, len(means)))
+    return {name: max(least, int(most * mean / largest)) for name, mean in means.items()}
 
 
 def grid_of(
@@ -196,8 +189,8 @@ def metadata_of(
         group.create_group(name, attributes=dict(attributes[name]))
     # Flat names: `/` would need a folder for each axis, and Drive creates 2 to 3 folders a second.
     flat: Any = {"name": "default", "separator": "."}
-    for field in [*(field for field in plan.fields if not field.is_small), *plan.small_arrays]:
-        encoding = plan.big.get(field.name) or plan.small[field.name]
+    for field in [*(field for field in plan.fields if not field.is_small), *_small_arrays(plan.fields)]:
+        encoding = plan.encodings[field.name]
         group.create_array(
             field.name,
             shape=(lengths[field.name], *field.shape),
@@ -211,9 +204,8 @@ def metadata_of(
             attributes=_attributes(field),
         )
     for field, values in shared:
-        encoding = ArrayEncoding(
-            "u1" if field.dtype == "str" else field.dtype, field.shape, field.shape, "zstd"
-        )
+        dtype = "u1" if field.dtype == "str" else field.dtype
+        encoding = ArrayEncoding(dtype, (), field.shape, field.shape, "zstd")
         group.create_array(
             field.name,
             shape=field.shape,

@@ -1,265 +1,320 @@
-"""Schedule a pack: count pieces in source order, and write each shard once its samples are counted."""
+"""Run a pack: read the samples of a source in order, and write each shard when it is full."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
+import io
+import json
 import logging
 import math
 import time
-from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from cachedfs.packing.executors import TaskPool
-from cachedfs.packing.pack_types import END, OFFSETS, Array, Field, FieldSpan, SourcePiece
-from cachedfs.packing.shard_encoder import ArrayEncoding, ShardBytes, object_name
-from cachedfs.packing.store import BESIDE, StoredObject, ZarrTarget
-from cachedfs.packing.task import PackTask, PieceInfo
+from cachedfs.packing.pack_types import OFFSETS, Array, SampleBatch
+from cachedfs.packing.sources.sample_source import Counts
+from cachedfs.packing.store import BESIDE, StoredObject
+from cachedfs.packing.task import ArrayWriter, PackTask, check_lengths
 
-__all__ = ["ShardRunner", "write_small"]
+__all__ = ["PackRun", "PackProgress"]
 
-MAX_HELD = 96 << 20  # decoded bytes that may wait in memory until their shards are complete
-NOTES_S = 10.0  # seconds between two notes of verified shards
-ARRAYS_AT_ONCE = 8  # small arrays whose last shards are written at the same time
+SAVED_S = 10.0  # seconds between two times that the progress is stored
+PROGRESS = f"{BESIDE}/progress.npz"
+AT_ONCE = 256 << 20  # most bytes of shards that are written at the same time: each may be in memory twice
+WINDOW = "96MiB"  # prefetch window: more than one shard (64 MiB), and still little memory
 logger = logging.getLogger("cachedfs.packing")
-Place = tuple[int, ...]
 
 
-class ShardRunner:
-    """Submits counting and writing calls until every shard of every big field is in the store.
+class PackProgress:
+    """What is known of the first parts of a source. A later run goes on from there."""
 
-    The samples of a shard depend only on the source, so a shard of an earlier run equals the one this run would write.
+    def __init__(self) -> None:
+        self.starts: dict[
+            str, list[int]
+        ] = {}  # length of each big field before each part, and after the last one
+        self.lengths: dict[str, int] = {}  # of each small array
+        self.rows: dict[str, Array] = {}  # the last rows of each small array, which do not fill a shard
+        self.skipped: dict[int, str] = {}  # the reason for each file that cannot be packed, by its number
+        self.verified: dict[str, str] = {}  # versions of verified objects
+
+    def as_bytes(self) -> bytes:
+        """Return it as a NumPy npz file. Its arrays are numbered: npz confuses the names `a` and `a.npy`."""
+        header = {**vars(self), "rows": [*self.rows], "skipped": [*self.skipped.items()]}
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, np.array(json.dumps(header)), *self.rows.values())
+        return buffer.getvalue()
+
+    def packed(self, numbers: Iterable[int], parts: Sequence[range]) -> set[int]:
+        """Return which files may have samples in the store, of some files by number."""
+        n_counted = max(map(len, self.starts.values()), default=1) - 1
+        return {*numbers} & {*chain(*parts[:n_counted])} - self.skipped.keys()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> PackProgress:
+        """Return what `as_bytes` encoded; an empty one for other data, such as a truncated file."""
+        found = cls()
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as stored:
+                header, *rows = (stored[f"arr_{i}"] for i in range(len(stored.files)))
+            values = json.loads(header.item())
+            values["rows"] = dict(zip(values["rows"], rows, strict=True))
+            values["skipped"] = {int(number): str(reason) for number, reason in values["skipped"]}
+        except Exception:  # zip, zlib and NumPy raise different errors for damaged bytes
+            return found
+        vars(found).update(values)
+        return found
+
+
+class PackRun:
+    """Writes all shards that are not in the store yet.
+
+    A source is read part by part (`SampleSource.parts`). The samples of a shard depend on the source only, so a shard
+    of an earlier run equals the one that this run would write.
     """
 
     def __init__(
         self,
         task: PackTask,
         pool: TaskPool,
+        begin: Callable[[], None],
         existing: Mapping[str, StoredObject],
         on_stored: Callable[[int], object],
         most_skipped: float = math.inf,
     ) -> None:
-        """`existing` has the objects in the store.
+        """`begin` must end before anything else is written. `existing` has the objects in the store.
 
-        `on_stored(n)` is called after `n` bytes of samples are stored. The run stops after `most_skipped` files that
-        cannot be packed.
+        `on_stored(n)` is called after `n` bytes of big fields are stored. The run stops after `most_skipped` files
+        that cannot be packed.
         """
         self._task, self._pool, self._existing, self._on_stored = task, pool, existing, on_stored
-        self._most_skipped = most_skipped
-        self._fields = [field for field in task.source.fields if not field.is_small]
-        self._unread = iter(task.source.pieces())
-        self._is_exhausted = False
-        # In source order; the first piece is the next one to get its position in the arrays.
-        self._slots: deque[_Slot] = deque()
-        self._measuring: dict[Any, _Slot] = {}
-        self._ready: deque[tuple[Field, Place, list[FieldSpan]]] = deque()
-        self._writing: dict[Any, tuple[Field, int]] = {}
-        self._starts: dict[str, list[int]] = {field.name: [0] for field in self._fields}
-        # Index of the next shard along the first axis.
-        self._next: dict[str, int] = {field.name: 0 for field in self._fields}
-        self._held_bytes = 0  # bytes that are counted and not written yet
-        # Versions of objects that an earlier run verified, and of those that are not noted yet.
-        self._verified, self._new = task.store.kept_done(existing), dict[str, str]()
-        self._noted_at = time.monotonic()
-        self.n_samples = 0
-        self.pieces: list[SourcePiece] = []
+        self._most_skipped, self._parts = most_skipped, task.source.parts()
+        self._writing: dict[concurrent.futures.Future[list[StoredObject]], int] = {}
+        self._save_at = time.monotonic() + SAVED_S
+        self._begun = pool.here(begin)
+        self._small = {
+            name: ArrayWriter(name, encoding, self._emit)
+            for name, encoding in task.encodings.items()
+            if name not in task.big
+        }
+        self._progress = self._restored()
         self.stored: dict[str, StoredObject] = {}
-        self.skipped: dict[int, str] = {}  # the reason for each file that cannot be packed, by its number
+        self._ends = {field.name: self.lengths[field.name] for field in task.source.fields if field.is_ragged}
+        for name in self._ends:
+            if not self.lengths[name + OFFSETS]:
+                self._small[name + OFFSETS].add(np.zeros(1, np.int64))
+
+    @property
+    def skipped(self) -> dict[int, str]:
+        """The reason for each file that cannot be packed, by its number."""
+        removed = self._task.source.files.removed
+        return {number: why for number, why in self._progress.skipped.items() if number not in removed}
 
     @property
     def lengths(self) -> dict[str, int]:
-        """The number of rows, or of elements of a ragged field, counted so far in each big field."""
-        return {name: starts[-1] for name, starts in self._starts.items()}
+        """The length of each array."""
+        starts = self._progress.starts.items()
+        return {name: each[-1] for name, each in starts} | {
+            name: each.length for name, each in self._small.items()
+        }
+
+    @property
+    def _n_counted(self) -> int:
+        return len(self._progress.starts[self._task.big[0]]) - 1
+
+    @property
+    def _is_stopped(self) -> bool:
+        return len(self.skipped) >= self._most_skipped
 
     def __call__(self) -> None:
         """Run the pack to its end. Raises the error of a failed worker."""
-        while len(self.skipped) < self._most_skipped:
-            self._submit_calls()
-            if not (self._writing or self._measuring):
+        for part in self._parts[self._n_counted :]:
+            if (counts := self._task.source.known(part)) is None:
                 break
-            for handle, result in self._pool.finished():
-                if (slot := self._measuring.pop(handle, None)) is not None:
-                    slot.counts = result
-                    self._record_skipped(result.skipped)
-                    self._place_pieces()
-                else:
-                    self._record_stored(*self._writing.pop(handle), result)
-        self._note()
+            self._add_counts(counts)
+        if self._pool.is_remote:
+            self._count()
+        else:
+            self._read()
+        if not self._is_stopped:  # else the last shards are not complete
+            if self._pool.is_remote:
+                self._write()
+            for writer in self._small.values():
+                writer.finish()
+        self._wait()
+        if self.skipped:
+            self._save()
+        for name in self._existing.keys() & self._progress.verified.keys() - self.stored.keys():
+            self.stored[name] = self._existing[name]
 
-    def _submit_calls(self) -> None:
-        while len(self._writing) + len(self._measuring) < self._pool.n_workers:
-            if self._ready:
-                self._write(*self._ready.popleft())
-            elif (slot := self._next_slot()) is not None:
-                slot.is_begun = True
-                if self._task.source.is_known:
-                    slot.counts = self._task.measure(slot.piece)
-                    self._place_pieces()
-                    continue
-                is_stored = f"{BESIDE}/{slot.piece.name}.npz" in self._existing
-                self._measuring[self._pool.submit("measure", slot.piece, is_stored)] = slot
-            elif not self._ready:
-                return
-
-    # Counting pieces.
-
-    def _next_slot(self) -> _Slot | None:
-        """Return the next piece to count; None if none is left or too many bytes are held."""
-        is_over_limit = self._task.source.is_decoded and self._held_bytes > MAX_HELD
-        if is_over_limit and (self._writing or self._measuring):
-            return None
-        slot = next((slot for slot in self._slots if not slot.is_begun), None)
-        if slot is None and (piece := next(self._unread, None)) is not None:
-            slot = _Slot(piece)
-            self._slots.append(slot)
-        if slot is None and not self._is_exhausted:
-            self._is_exhausted = True
-            self._find_shards()
-        return slot
-
-    def _record_skipped(self, skipped: Mapping[int, str]) -> None:
-        files = self._task.source.files
-        for number in skipped.keys() - files.removed:
-            self.skipped[number] = skipped[number]
-            logger.warning("cannot pack %s: %s", files.shown(number), skipped[number])
-
-    def _place_pieces(self) -> None:
-        """Give the samples of counted pieces their positions in the arrays, in source order."""
-        while self._slots and (counts := self._slots[0].counts) is not None:
-            piece = self._slots.popleft().piece
-            self.pieces.append(piece)
-            self.n_samples += counts.n
-            for field in self._fields:
-                starts = self._starts[field.name]
-                starts.append(starts[-1] + counts.lengths[field.name])
-                self._held_bytes += counts.lengths[field.name] * field.row_size
-            if piece.stop == END and counts.stop != END:
-                self._slots.appendleft(_Slot(SourcePiece(piece.file, counts.stop, END)))
-            self._find_shards()
-
-    # Writing shards.
-
-    def _find_shards(self) -> None:
-        is_last = self._is_exhausted and not self._slots
-        for field in self._fields:
-            shard, length = self._task.encodings[field.name].shard, self._starts[field.name][-1]
-            rows = shard[0]
-            while (at := self._next[field.name]) * rows < length and (is_last or (at + 1) * rows <= length):
-                spans = self._spans(field.name, at * rows, min((at + 1) * rows, length))
-                for place in np.ndindex(*_counts(field, shard)):
-                    self._ready.append((field, (at, *place), spans))
-                self._next[field.name] += 1
-
-    def _spans(self, name: str, start: int, stop: int) -> list[FieldSpan]:
-        starts = self._starts[name]
-        found = []
-        i = bisect_right(starts, start) - 1
-        while start < stop:
-            end = min(stop, starts[i + 1])
-            if end > start:
-                found.append(FieldSpan(self.pieces[i], start - starts[i], end - starts[i]))
-            start, i = end, i + 1
+    def _restored(self) -> PackProgress:
+        """Return the progress of an earlier run, as far as its objects are still there."""
+        store, existing, big = self._task.store, self._existing, self._task.big
+        found = PackProgress.from_bytes((store.read(PROGRESS) or b"") if PROGRESS in existing else b"")
+        verified = found.verified.items()
+        found.verified = {
+            name: each for name, each in verified if name in existing and existing[name].version == each
+        }
+        full = (
+            (name, i)
+            for name, n in found.lengths.items()
+            for i in range(n // self._task.encodings[name].shard[0])
+        )
+        if not all(self._is_verified(found, *shard) for shard in full):
+            found = PackProgress()
+        found.starts = found.starts or {name: [0] for name in big}
+        for name, rows in found.rows.items():
+            self._small[name].restore(found.lengths[name], rows)
         return found
 
-    def _write(self, field: Field, place: Place, spans: list[FieldSpan]) -> None:
-        # If samples are cut along their own axes, this shard has about an equal share of their bytes.
-        n_parts = math.prod(_counts(field, self._task.encodings[field.name].shard))
-        size = sum(span.stop - span.start for span in spans) * field.row_size // n_parts
-        name = object_name(field.name, place)
-        old = self._existing.get(name)
-        if old is not None and self._verified.get(name) == old.version:
-            self._record_stored(field, size, old)
-        else:
-            self._writing[self._pool.submit("write", field, place, spans)] = field, size
+    # Samples.
 
-    def _record_stored(self, field: Field, size: int, stored: StoredObject) -> None:
-        self.stored[stored.name] = stored
-        self._held_bytes -= size
-        self._on_stored(size)
-        if stored.is_new and stored.version:
-            self._new[stored.name] = stored.version
-            if time.monotonic() - self._noted_at > NOTES_S:
-                self._note()
+    def _read(self) -> None:
+        """Read all parts with samples of missing shards, in threads, and write these shards."""
+        starts, n_counted = self._progress.starts, self._n_counted
+        needs = {name: partial(self._needs, name) for name in self._task.big}
+        writers = [ArrayWriter(name, self._task.encodings[name], self._emit, needs[name]) for name in needs]
+        again = {part for shard in self._missing() for part in self._parts_with(*shard)}
+        order = [*sorted(again), *range(n_counted, len(self._parts))]
+        with self._prefetched(order):
+            for number, batches in self._pool.read_ahead(
+                lambda i: self._task.source.batches(self._parts[i]), order
+            ):
+                for writer in writers:
+                    writer.length = starts[writer.name][number]
+                for batch in batches:
+                    for writer in writers:
+                        writer.add(batch.values[writer.name])
+                    if number >= n_counted:
+                        self._add_small(batch)
+                if number >= n_counted:
+                    for writer in writers:
+                        starts[writer.name].append(writer.length)
+                where = self._task.source.files.shown(self._parts[number].start)
+                check_lengths(writers, {name: each[number + 1] for name, each in starts.items()}, where)
+                if self._is_stopped:
+                    return
+                self._save_sometimes()
+        for writer in writers:
+            writer.finish()
 
-    def _note(self) -> None:
-        if self._new:
-            self._task.store.keep_done(self._new)
-        self._new, self._noted_at = {}, time.monotonic()
+    def _prefetched(self, order: Sequence[int]) -> contextlib.AbstractContextManager[Any]:
+        source = self._task.source
+        prefetch = getattr(source.files.fs, "prefetch", None) if source.is_prefetched else None
+        numbers = (number for part in order for number in self._parts[part])
+        return prefetch(source.files.items(numbers), window=WINDOW) if prefetch else contextlib.nullcontext()
 
+    def _count(self) -> None:
+        """Let workers count the samples of the other parts."""
+        for _, counts in self._pool.in_order("count", self._parts[self._n_counted :]):
+            self._add_counts(counts)
+            if self._is_stopped:
+                return
+            self._save_sometimes()
 
-class _Slot:
-    """A queued piece: waiting, being counted, or counted (`counts`)."""
+    def _add_counts(self, counts: Counts) -> None:
+        for name, n in counts.lengths.items():
+            starts = self._progress.starts[name]
+            starts.append(starts[-1] + n)
+        for batch in counts.batches:
+            self._add_small(batch)
 
-    def __init__(self, piece: SourcePiece) -> None:
-        self.piece = piece
-        self.is_begun = False
-        self.counts: PieceInfo | None = None
+    def _add_small(self, batch: SampleBatch) -> None:
+        files = self._task.source.files
+        self._progress.skipped |= batch.skipped
+        for number in batch.skipped:
+            logger.warning("cannot pack %s: %s", files.shown(number), batch.skipped[number])
+        for field in self._task.source.fields:
+            if field.is_small:
+                self._small[field.name].add(batch.values[field.name])
+            if field.is_ragged and len(sizes := batch.sizes[field.name]):
+                edges = np.cumsum(sizes, dtype=np.int64) + self._ends[field.name]
+                self._small[field.name + OFFSETS].add(edges)
+                self._ends[field.name] = int(edges[-1])
 
+    # Shards.
 
-def _counts(field: Field, shard: Place) -> list[int]:
-    """Return the number of shards along each axis but the first."""
-    return [-(-extent // part) for extent, part in zip(field.shape, shard[1:], strict=True)]
+    def _needs(self, name: str, index: int) -> bool:
+        return not self._is_verified(self._progress, name, index)
 
+    def _is_verified(self, progress: PackProgress, name: str, index: int) -> bool:
+        return all(
+            f"{name}/{key}" in progress.verified for key, _ in self._task.encodings[name].places(index)
+        )
 
-def write_small(
-    task: PackTask, pieces: list[SourcePiece], encodings: Mapping[str, ArrayEncoding]
-) -> tuple[list[StoredObject], dict[str, int]]:
-    """Write the small arrays and the offsets from the counts of all pieces; return the objects and the lengths."""
-    arrays = {name: _GrowingArray(task.store, name, encoding) for name, encoding in encodings.items()}
-    ends = {field.name: 0 for field in task.source.fields if field.is_ragged}
-    for name in ends:
-        arrays[name + OFFSETS].add(np.zeros(1, np.int64))
-    for piece in pieces:
-        counts = task.counts(piece)
-        for name, values in counts.small.items():
-            arrays[name].add(values)
-        for name in ends:
-            edges = np.cumsum(counts.sizes[name], dtype=np.int64) + ends[name]
-            arrays[name + OFFSETS].add(edges)
-            ends[name] = int(edges[-1]) if len(edges) else ends[name]
-    with ThreadPoolExecutor(ARRAYS_AT_ONCE) as threads:
-        list(threads.map(_GrowingArray.finish, arrays.values()))
-    stored = [stored for each in arrays.values() for stored in each.stored]
-    return stored, {name: each.length for name, each in arrays.items()}
+    def _n_shards(self, name: str) -> int:
+        return -(-self._progress.starts[name][-1] // self._task.encodings[name].shard[0])
 
+    def _missing(self) -> list[tuple[str, int]]:
+        """Return the shards of big fields that have counted samples and are not in the store: name and index."""
+        shards = ((name, index) for name in self._task.big for index in range(self._n_shards(name)))
+        return [shard for shard in shards if self._needs(*shard)]
 
-class _GrowingArray:
-    """An array that grows along its first axis and writes each shard when it is full."""
-
-    def __init__(self, store: ZarrTarget, name: str, encoding: ArrayEncoding) -> None:
-        self._store, self._name, self._encoding = store, name, encoding
-        self._parts: list[Array] = []  # values that do not fill a chunk yet
-        self._n = 0  # rows in `_parts`
-        self._shard = ShardBytes(encoding)
-        self.length = 0
-        self.stored: list[StoredObject] = []
-
-    def add(self, values: Array) -> None:
-        self._parts.append(values)
-        self._n += len(values)
-        self.length += len(values)
-        rows = self._encoding.chunk[0]
-        if self._n >= rows:
-            whole, stop = np.concatenate(self._parts), self._n // rows * rows
-            self._parts, self._n = [whole[stop:].copy()], self._n - stop
-            for start in range(0, stop, rows):
-                self._append(whole[start : start + rows])
-
-    def finish(self) -> None:
-        if self._n:
-            self._append(np.concatenate(self._parts))
-        if self.length > len(self.stored) * self._encoding.shard[0]:
-            self._write()
-
-    def _append(self, values: Array) -> None:
-        self._shard.append(values)
-        if self._shard.is_full:
-            self._write()
+    def _parts_with(self, name: str, index: int) -> range:
+        """Return the numbers of the parts with samples of a shard."""
+        starts, rows = self._progress.starts[name], self._task.encodings[name].shard[0]
+        return range(
+            bisect_right(starts, index * rows) - 1, bisect_left(starts, min((index + 1) * rows, starts[-1]))
+        )
 
     def _write(self) -> None:
-        place = (len(self.stored), *(0 for _ in self._encoding.chunk[1:]))
-        self.stored.append(self._store.put_checked(object_name(self._name, place), self._shard.finish()))
-        self._shard = ShardBytes(self._encoding)
+        """Let workers write all missing shards: those with about the same samples in one call."""
+        n_calls = max(map(self._n_shards, self._task.big))
+        calls: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for name, index in self._missing():
+            calls[index * n_calls // self._n_shards(name)][name].append(index)
+        for call in sorted(calls):
+            numbers = [
+                self._parts_with(name, index) for name, indexes in calls[call].items() for index in indexes
+            ]
+            first, stop = min(each.start for each in numbers), max(each.stop for each in numbers)
+            starts = {name: self._progress.starts[name][first : stop + 1] for name in calls[call]}
+            size = sum(
+                self._task.encodings[name].shard_size * len(indexes) for name, indexes in calls[call].items()
+            )
+            self._submit(size, "write", dict(calls[call]), self._parts[first:stop], starts)
+            self._save_sometimes()
+
+    def _emit(self, name: str, index: int, rows: Array) -> None:
+        if not self._needs(name, index):
+            return
+        if self._pool.is_remote:  # a small array
+            self._begun.result()
+            self.stored.update((each.name, each) for each in self._task.put(name, index, rows))
+        else:
+            self._submit(rows.nbytes if name in self._task.big else 0, "put", name, index, rows)
+
+    def _submit(self, size: int, method: str, *args: Any) -> None:
+        self._wait(self._pool.n_workers - 1, math.inf if self._pool.is_remote else AT_ONCE - size)
+        self._writing[self._pool.submit(method, *args)] = size
+
+    def _wait(self, most: int = 0, most_bytes: float = math.inf) -> None:
+        """Wait until at most so many calls that write shards are left, with so many bytes."""
+        self._begun.result()
+        while len(self._writing) > most or (self._writing and sum(self._writing.values()) > most_bytes):
+            done, _ = concurrent.futures.wait(self._writing, return_when=concurrent.futures.FIRST_COMPLETED)
+            for future in done:
+                self.stored.update((each.name, each) for each in future.result())
+                self._on_stored(self._writing.pop(future))
+
+    def _save_sometimes(self) -> None:
+        if time.monotonic() >= self._save_at:
+            self._save()
+
+    def _save(self) -> None:
+        """Store what a later run needs to go on behind the parts that are counted."""
+        began = time.monotonic()
+        self._wait()
+        progress = self._progress
+        progress.lengths = {name: writer.length for name, writer in self._small.items()}
+        progress.rows = {name: writer.rest for name, writer in self._small.items()}
+        progress.verified |= {name: each.version for name, each in self.stored.items() if each.version}
+        self._task.store.put(PROGRESS, progress.as_bytes())
+        self._save_at = time.monotonic() + SAVED_S * (1 + time.monotonic() - began)  # a long one less often

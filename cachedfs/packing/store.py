@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,7 +15,8 @@ from fsspec.core import has_magic
 from cachedfs.common import urls as url_names
 from cachedfs.common.checksums import RunningChecksum, stated_of
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.packing.pack_types import BESIDE, PieceCounts, version_of
+from cachedfs.packing.pack_types import BESIDE
+from cachedfs.packing.sources.sample_source import version_of
 
 __all__ = ["BESIDE", "ZARR", "StoredObject", "ZarrTarget", "protocols_of"]
 
@@ -29,6 +30,8 @@ ATOMIC = {
     "cgs",
     "s3",
     "s3a",
+    "r2",
+    "oss",
     "az",
     "abfs",
     "abfss",
@@ -36,8 +39,7 @@ ATOMIC = {
     "drive",
     "cdrive",
     "memory",
-    "oss",
-} | {"r2"}
+}
 
 
 class StoredObject(NamedTuple):
@@ -77,11 +79,6 @@ class ZarrTarget:
 
     # Objects.
 
-    @property
-    def place(self) -> tuple[str, str]:
-        """Protocol and path, equal for a URL with and without `cachedfs::`."""
-        return self.protocol, self.path
-
     def at(self, name: str) -> str:
         return f"{self.path}/{name}"
 
@@ -103,6 +100,13 @@ class ZarrTarget:
         self.fs.pipe_file(temporary, data)
         self._check_not_interrupted()
         self.fs.mv(temporary, path)
+
+    def begin(self, objects: Mapping[str, bytes], folders: Iterable[str]) -> None:
+        """Write the first objects of a store, and create its folders at Drive, where each takes a second."""
+        for name, data in objects.items():
+            self.put(name, data)
+        for folder in folders if self.protocol == "drive" else ():
+            self.fs.makedirs(self.at(folder), exist_ok=True)
 
     def _check_not_interrupted(self) -> None:
         if self.is_interrupted:
@@ -194,34 +198,14 @@ class ZarrTarget:
         self.remove()
         self._folders.clear()
 
-    # Counts and verified objects, kept in `BESIDE` until the pack is complete.
-
-    def keep(self, piece: str, tally: PieceCounts) -> None:
-        self.put(f"{BESIDE}/{piece}.npz", tally.as_bytes())
-
-    def kept(self, piece: str) -> PieceCounts | None:
-        data = self.read(f"{BESIDE}/{piece}.npz")
-        return None if data is None else PieceCounts.from_bytes(data)
-
-    def keep_done(self, done: Mapping[str, str]) -> None:
-        """Store the versions of verified objects."""
-        self.put(f"{BESIDE}/done-{uuid.uuid4().hex}.json", json.dumps(done).encode())
-
-    def kept_done(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the versions that all runs stored; `names` are the names of all objects in the store."""
-        found: dict[str, str] = {}
-        for name in names:
-            if name.startswith(f"{BESIDE}/done-"):
-                with contextlib.suppress(ValueError, RecursionError):
-                    found |= json.loads(self.read(name) or b"{}")
-        return found
-
-    def finish(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
-        """Write the metadata documents, that of the group last, so that a group that opens is complete."""
+    def finish(self, documents: Mapping[str, Mapping[str, Any]], check: Callable[[], object]) -> None:
+        """Write the metadata documents: that of the group after `check`, so that a group that opens is complete."""
         datas = {name: json.dumps(document, indent=2).encode() for name, document in documents.items()}
         group = datas.pop("zarr.json")
         with ThreadPoolExecutor(AT_ONCE) as threads:  # small files: latency dominates
-            list(threads.map(self.put, datas, datas.values()))
+            others = threads.map(self.put, datas, datas.values())
+            check()
+            list(others)
         self.put("zarr.json", group)
 
 

@@ -1,118 +1,136 @@
-"""The work of one packing worker: count the samples of a piece, write a shard, check a shard."""
+"""The work on the samples of a pack: cut arrays into shards, write shards, and count the samples of some files."""
 
 from __future__ import annotations
 
-import math
-import threading
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from cachedfs.packing.pack_types import Array, Field, FieldSpan, PieceCounts, SourcePiece, empty_batch
-from cachedfs.packing.shard_encoder import ArrayEncoding, ShardBytes, object_name
-from cachedfs.packing.sources.sample_source import BadFile, SampleSource
+from cachedfs.packing.pack_types import Array
+from cachedfs.packing.shard_encoder import ArrayEncoding
+from cachedfs.packing.sources.sample_source import Counts, SampleSource
 from cachedfs.packing.store import StoredObject, ZarrTarget
 
-__all__ = ["PackTask", "PieceInfo"]
+__all__ = ["ArrayWriter", "PackTask", "check_lengths"]
 
-SLAB = 8 << 20  # bytes of samples that are read, then encoded, in one step
-MAX_COUNTS = 32  # pieces whose counts stay in memory
+Emit = Callable[[str, int, Array], object]
 
 
-class PieceInfo(NamedTuple):
-    """The counts of a piece that `ShardRunner` needs: samples, length by field, and end."""
+class ArrayWriter:
+    """Cuts the rows of an array, which come in order, into shards. `length` is the number of rows so far."""
 
-    n: int
-    lengths: Mapping[str, int]  # rows, or elements of a ragged field, by field name
-    stop: int
-    skipped: Mapping[int, str]  # the reason for each file that cannot be packed, by its number
+    def __init__(
+        self,
+        name: str,
+        encoding: ArrayEncoding,
+        emit: Emit,
+        needs: Callable[[int], bool] = lambda index: True,
+    ) -> None:
+        """`emit(name, i, rows)` gets each shard `i` along the first axis for which `needs(i)`."""
+        self.name, self._encoding, self._emit, self._needs = name, encoding, emit, needs
+        self.length = 0
+        self._rows: Array | None = None  # of the shard that is not full yet
+
+    def add(self, values: Array) -> None:
+        n_rows = self._encoding.shard[0]
+        while len(values):
+            index, begin = divmod(self.length, n_rows)
+            part, values = values[: n_rows - begin], values[n_rows - begin :]
+            self.length += len(part)
+            if not self._needs(index):
+                continue
+            if len(part) == n_rows:
+                self._emit(self.name, index, part)
+                continue
+            if self._rows is None:
+                self._rows = np.empty((n_rows, *part.shape[1:]), self._encoding.dtype)
+            self._rows[begin : begin + len(part)] = part
+            if begin + len(part) == n_rows:
+                self.finish()
+                self._rows = None
+
+    def finish(self) -> None:
+        """Emit the shard that is not full."""
+        if self._rows is not None:
+            index, last = divmod(self.length - 1, self._encoding.shard[0])
+            self._emit(self.name, index, self._rows[: last + 1])
+
+    @property
+    def rest(self) -> Array:
+        """The rows of the shard that is not full."""
+        none = np.empty(0, self._encoding.dtype)
+        return none if self._rows is None else self._rows[: self.length % self._encoding.shard[0]]
+
+    def restore(self, length: int, rest: Array) -> None:
+        """Go on behind `length` rows, of which the last ones are given."""
+        self.add(rest)
+        self.length = length
 
 
 class PackTask:
-    """The methods and data of a worker. Pickling drops the cached counts and decoded batches."""
+    """The source, target and encodings of a pack, with the methods that workers run."""
 
     def __init__(
         self, source: SampleSource, store: ZarrTarget, encodings: Mapping[str, ArrayEncoding]
     ) -> None:
         self.source, self.store, self.encodings = source, store, encodings
-        self._lock = threading.Lock()
-        self._counts: dict[SourcePiece, PieceCounts] = {}
+        self.big = [field.name for field in source.fields if not field.is_small]
 
-    def __reduce__(self) -> Any:
-        return type(self), (self.source, self.store, self.encodings)
+    def put(self, name: str, index: int, rows: Array) -> list[StoredObject]:
+        """Write the shards of an array at an index along its first axis, each as one object, and verify them."""
+        encoding = self.encodings[name]
+        return [
+            self.store.put_checked(f"{name}/{key}", encoding.encoded(rows[(slice(None), *box)]))
+            for key, box in encoding.places(index)
+        ]
 
-    def measure(self, piece: SourcePiece, is_stored: bool = False) -> PieceInfo:
-        """Count the samples of a piece and store the counts. `is_stored`: an earlier run may have stored them."""
-        counts = self.counts(piece, is_stored=is_stored)
-        lengths = {field.name: counts.length(field) for field in self.source.fields}
-        return PieceInfo(counts.n, lengths, counts.stop, counts.skipped)
-
-    def counts(self, piece: SourcePiece, *, is_stored: bool = True) -> PieceCounts:
-        """Return the counts of a piece: from memory, from the store, or by counting again."""
-        with self._lock:
-            counts = self._counts.get(piece)
-        if counts is None:
-            counts = self.store.kept(piece.name) if is_stored and not self.source.is_known else None
-            if counts is None:
-                counts = self._counted(piece)
-                if not self.source.is_known:
-                    self.store.keep(piece.name, counts)
-            with self._lock:
-                self._counts[piece] = counts
-                while len(self._counts) > MAX_COUNTS:
-                    del self._counts[next(iter(self._counts))]
+    def count(self, files: range) -> Counts:
+        """Read some files, and return what is needed to place the samples behind them."""
+        counts = Counts(dict.fromkeys(self.big, 0), [])
+        for batch in self.source.batches(files):
+            small = {name: values for name, values in batch.values.items() if name not in counts.lengths}
+            counts.batches.append(dataclasses.replace(batch, values=small))
+            for name in self.big:
+                counts.lengths[name] += len(batch.values[name])
         return counts
 
-    def _counted(self, piece: SourcePiece) -> PieceCounts:
-        try:
-            return self.source.measure(piece)
-        except BadFile as error:
-            if piece.start:  # earlier samples of this file may be in the store
-                raise
-            fields = self.source.fields
-            return empty_batch(fields, {piece.file: error.reason}).counts(fields)
+    def write(
+        self, wanted: Mapping[str, Sequence[int]], parts: Sequence[range], starts: Mapping[str, Sequence[int]]
+    ) -> list[StoredObject]:
+        """Write shards of big fields, given by index, from the parts of the source with their samples.
 
-    def write(self, field: Field, place: tuple[int, ...], spans: Sequence[FieldSpan]) -> StoredObject:
-        """Write a shard of a field with one request.
-
-        `place` is the index of the shard along each axis. `spans` are its rows or elements, in order.
+        `starts` has the length of each field before each part, and after the last one.
         """
-        encoding, box = self.encodings[field.name], self._box(field, place)
-        chunk = encoding.chunk
-        row = np.dtype(field.dtype).itemsize * math.prod(each.stop - each.start for each in box)
-        slab = max(1, SLAB // max(1, row * chunk[0])) * chunk[0]
-        data = ShardBytes(encoding)
-        n = sum(span.stop - span.start for span in spans)
-        for start in range(0, n, slab):
-            data.append(self._gather(field, _cut(spans, start, min(start + slab, n)), box))
-        return self.store.put_checked(object_name(field.name, place), data.finish())
+        stored: list[StoredObject] = []
 
-    def _box(self, field: Field, place: tuple[int, ...]) -> tuple[slice, ...]:
-        """Return the part of each sample that is in a shard."""
-        axes = zip(place[1:], self.encodings[field.name].shard[1:], field.shape, strict=True)
-        return tuple(slice(at * part, min((at + 1) * part, extent)) for at, part, extent in axes)
+        def put(name: str, index: int, rows: Array) -> None:
+            stored.extend(self.put(name, index, rows))
 
-    def _gather(self, field: Field, spans: Sequence[FieldSpan], box: tuple[slice, ...]) -> Array:
-        parts = []
-        for span in spans:
-            counts = PieceCounts(0) if self.source.is_decoded else self.counts(span.piece)
-            part = self.source.rows(field, span, box, counts)
-            if len(part) != span.stop - span.start:
-                raise ValueError(
-                    f"{self.source.shown(span.piece)}: its samples differ from those counted before: the file was "
-                    "replaced meanwhile; pack again, with overwrite"
-                )
-            parts.append(part)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        writers = [
+            ArrayWriter(name, self.encodings[name], put, frozenset(indexes).__contains__)
+            for name, indexes in wanted.items()
+        ]
+        for i, files in enumerate(parts):
+            for writer in writers:
+                writer.length = starts[writer.name][i]
+            for batch in self.source.batches(files):
+                for writer in writers:
+                    writer.add(batch.values[writer.name])
+            check_lengths(
+                writers,
+                {name: each[i + 1] for name, each in starts.items()},
+                self.source.files.shown(files.start),
+            )
+        for writer in writers:
+            writer.finish()
+        return stored
 
 
-def _cut(spans: Sequence[FieldSpan], start: int, stop: int) -> list[FieldSpan]:
-    """Return the part of the concatenated spans from `start` to `stop`."""
-    found, begin = [], 0
-    for piece, first, last in spans:
-        low, high = max(start, begin), min(stop, begin + last - first)
-        if low < high:
-            found.append(FieldSpan(piece, first + low - begin, first + high - begin))
-        begin += last - first
-    return found
+def check_lengths(writers: Sequence[ArrayWriter], lengths: Mapping[str, int], where: str) -> None:
+    """Raise ValueError if the files had other samples when they were counted."""
+    if any(writer.length != lengths[writer.name] for writer in writers):
+        raise ValueError(
+            f"{where}: its samples differ from those counted before: the file was replaced meanwhile; pack again, "
+            "with overwrite"
+        )

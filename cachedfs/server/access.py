@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import hmac
 import ipaddress
 import time
@@ -47,11 +48,7 @@ class AccessRules:
         """Return whether no other server can have this name: an address, localhost, or a given domain."""
         if any(name == each or name.endswith(f".{each}") for each in self._domains):
             return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
+        return _is_address(name)
 
     def check(self, method: str, path: str, query: Query, headers: Headers) -> bool:
         """Return whether the request is signed, as those of S3 clients are. Raises S3Error unless it may be answered."""
@@ -82,3 +79,12 @@ class AccessRules:
             found = b""
         if not hmac.compare_digest(found, f"{keys.access}:{keys.secret}".encode()):
             raise S3Error("AccessDenied", "User or password is wrong", status=401, headers=_CHALLENGE)
+
+
+@functools.lru_cache(256)
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -182,6 +182,7 @@ def _described(info: ObjectInfo) -> Described:
     modified = modified.replace(microsecond=0)
     etag = etag_of(info.fingerprint or f"{info.size} {modified}")
     headers = {
+        "Server": "cachedfs",
         "Accept-Ranges": "bytes",
         "Content-Type": _first(details, _TYPES) or "binary/octet-stream",
         "ETag": etag,

@@ -38,10 +38,8 @@ def slice_of(text: str | None) -> Slice | None:
     return None if stop is not None and stop <= start else (start, stop)
 
 
-def range_in(wanted: Slice | None, size: int) -> Range:
+def range_in(wanted: Slice, size: int) -> Range:
     """Return the bytes to send of an object of `size` bytes. Raises S3Error if there are none in the range."""
-    if wanted is None:
-        return Range(0, size)
     start, stop = wanted
     first = max(0, size + start) if start < 0 else start
     last = size if stop is None else min(stop, size)
@@ -59,12 +57,16 @@ def is_not_modified(headers: Headers, etag: str, modified: datetime) -> bool:
     if (given := headers.get("If-Match")) is not None:
         if not _is_in(etag, given):
             raise S3Error("PreconditionFailed", "The object has another version", Condition="If-Match")
-    elif (since := http_date(headers.get("If-Unmodified-Since"))) is not None and modified > since:
+    elif (since := _time_in(headers, "If-Unmodified-Since")) is not None and modified > since:
         raise S3Error("PreconditionFailed", "The object is newer", Condition="If-Unmodified-Since")
     if (given := headers.get("If-None-Match")) is not None:
         return _is_in(etag, given)
-    since = http_date(headers.get("If-Modified-Since"))
+    since = _time_in(headers, "If-Modified-Since")
     return since is not None and modified <= since
+
+
+def _time_in(headers: Headers, name: str) -> datetime | None:
+    return http_date(headers[name]) if name in headers else None
 
 
 def _is_in(etag: str, given: str) -> bool:

@@ -6,23 +6,23 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from aiohttp import web
 
+from cachedfs.common.types import Range
 from cachedfs.errors import ChecksumMismatch, ObjectChanged
 from cachedfs.server import documents
 from cachedfs.server.access import AccessRules
 from cachedfs.server.bucket import PIECE, Bucket, Described
-from cachedfs.server.conditions import is_not_modified, range_in, slice_of
+from cachedfs.server.conditions import Slice, is_not_modified, range_in, slice_of
 from cachedfs.server.key_pages import page_of
 from cachedfs.server.s3_errors import S3Error, s3_error_of
 from cachedfs.server.s3_requests import Query, S3Request, operation_of, query_of
 
 if TYPE_CHECKING:
-    from cachedfs.common.types import Range
     from cachedfs.core.download import Download
     from cachedfs.core.objects import Entry
 
@@ -35,9 +35,14 @@ MOST_IN_PAGE = 1000  # keys
 STALLED_S = 60.0  # after which a client that takes nothing of a body is disconnected
 TRIES = 3  # of an object that is replaced before its first byte is sent
 REGION = "us-east-1"
-_ALWAYS = {"Server": "cachedfs"}
-_XML = {"Content-Type": "application/xml"}
-_HTML = {"Content-Type": "text/html; charset=utf-8", "Content-Security-Policy": "default-src 'none'"}
+NO_BYTES = Range(0, 0)
+_SERVER = {"Server": "cachedfs"}
+_XML = {**_SERVER, "Content-Type": "application/xml"}
+_HTML = {
+    **_SERVER,
+    "Content-Type": "text/html; charset=utf-8",
+    "Content-Security-Policy": "default-src 'none'",
+}
 _ECHOED = {"continuation-token": "ContinuationToken", "start-after": "StartAfter"}
 _PREFLIGHT = {"Access-Control-Allow-Methods": "GET, HEAD", "Access-Control-Allow-Headers": "*, Authorization"}
 
@@ -45,7 +50,7 @@ _PREFLIGHT = {"Access-Control-Allow-Methods": "GET, HEAD", "Access-Control-Allow
 class Endpoint:
     """The buckets by name, for requests that `access` allows, in path style or as virtual hosts of `domains`."""
 
-    def __init__(self, buckets: Mapping[str, Bucket], access: AccessRules, domains: Sequence[str]) -> None:
+    def __init__(self, buckets: Mapping[str, Bucket], access: AccessRules, domains: tuple[str, ...]) -> None:
         self._buckets, self._access, self._domains = buckets, access, domains
         self._n_active, self._began = 0, time.time()
 
@@ -58,7 +63,7 @@ class Endpoint:
             if self._n_active > MOST_REQUESTS:
                 raise S3Error("SlowDown", f"{MOST_REQUESTS} requests are being answered; ask again later")
             if request.method == "OPTIONS" and cors:
-                return _response(request, 200, {**_PREFLIGHT, **cors})
+                return _response(request, 200, {**_SERVER, **_PREFLIGHT, **cors})
             return await self._answer(request, cors)
         except ConnectionAbortedError:  # by us, in the middle of a body
             raise
@@ -90,7 +95,7 @@ class Endpoint:
             case "GetBucketLocation":
                 body = documents.location_document()
             case _:  # HeadBucket
-                return _response(request, 200, {"x-amz-bucket-region": REGION, **cors})
+                return _response(request, 200, {**_SERVER, "x-amz-bucket-region": REGION, **cors})
         return _response(request, 200, {**_XML, **cors}, body)
 
     # Objects.
@@ -99,7 +104,7 @@ class Endpoint:
         self, request: web.BaseRequest, asked: S3Request, cors: dict[str, str]
     ) -> web.StreamResponse:
         described = await self._buckets[asked.bucket].head(asked.key)
-        status, headers, want = _begin(request, described)
+        status, headers, want = _begin(request, described, slice_of(request.headers.get("Range")))
         return _response(request, status, {**headers, "Content-Length": str(want.size), **cors})
 
     async def _get(
@@ -112,15 +117,16 @@ class Endpoint:
             except IsADirectoryError:
                 if is_signed:
                     raise
-                return _response(request, 301, {"Location": f"{request.raw_path}/", **cors})
-            status, headers, want = _begin(request, bucket.described(entry.object))
+                return _response(request, 301, {**_SERVER, "Location": f"{request.raw_path}/", **cors})
+            status, headers, want = _begin(request, bucket.described(entry.object), wanted)
+            headers = {**headers, **cors} if cors else headers
             if status == 304:
-                return _response(request, status, {**headers, **cors})
+                return _response(request, status, headers)
             try:
                 if want.size <= PIECE:
                     body = await bucket.read(entry, want, download)
-                    return _response(request, status, {**headers, **cors}, body)
-                return await _stream(request, bucket, entry, want, download, status, {**headers, **cors})
+                    return _response(request, status, headers, body)
+                return await _stream(request, bucket, entry, want, download, status, headers)
             except (ObjectChanged, ChecksumMismatch):  # before the first byte: the next version may answer
                 bucket.expire(entry)
                 if not tries_left:
@@ -168,25 +174,17 @@ def _most(text: str) -> int:
     return min(int(text), MOST_IN_PAGE) if text else MOST_IN_PAGE
 
 
-def _begin(request: web.BaseRequest, described: Described) -> tuple[int, dict[str, str], Range]:
+def _begin(
+    request: web.BaseRequest, described: Described, wanted: Slice | None
+) -> tuple[int, dict[str, str], Range]:
     """Return status and headers of an answer with an object, and the bytes to send. Raises S3Error."""
-    text = request.headers.get("Range")
-    if request.headers.get("If-Range", described.etag) != described.etag:
-        text = None
+    size, headers = described.size, described.headers
     if is_not_modified(request.headers, described.etag, described.modified):
-        return 304, described.headers, range_in(None, 0)
-    wanted = slice_of(text)
-    want = range_in(wanted, described.size)
-    if wanted is None:
-        return 200, described.headers, want
-    return (
-        206,
-        {
-            **described.headers,
-            "Content-Range": f"bytes {want.start}-{want.stop - 1}/{described.size}",
-        },
-        want,
-    )
+        return 304, headers, NO_BYTES
+    if wanted is None or request.headers.get("If-Range", described.etag) != described.etag:
+        return 200, headers, Range(0, size)
+    want = range_in(wanted, size)
+    return 206, {**headers, "Content-Range": f"bytes {want.start}-{want.stop - 1}/{size}"}, want
 
 
 async def _stream(
@@ -199,7 +197,7 @@ async def _stream(
     headers: dict[str, str],
 ) -> web.StreamResponse:
     """Send a large body in pieces. If it cannot go on, break the connection: so the client knows that it is short."""
-    response = web.StreamResponse(status=status, headers={**_ALWAYS, **headers})
+    response = web.StreamResponse(status=status, headers=headers)
     response.content_length = want.size
     pieces = bucket.pieces(entry, want, download)
     piece = await anext(pieces)  # an error now has a status
@@ -222,7 +220,7 @@ async def _stream(
 def _response(
     request: web.BaseRequest, status: int, headers: Mapping[str, str], body: bytes | None = None
 ) -> web.Response:
-    response = web.Response(status=status, headers={**_ALWAYS, **headers}, body=body)
+    response = web.Response(status=status, headers=headers, body=body)
     if request.can_read_body:  # a body that nobody reads
         response.force_close()
     return response

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -11,7 +11,7 @@ from cachedfs.server.s3_errors import S3Error
 
 __all__ = ["Query", "S3Request", "host_name", "operation_of", "query_of"]
 
-Query = Sequence[tuple[str, str]]
+Query = tuple[tuple[str, str], ...]
 
 READ_ONLY = "This endpoint is read-only; write to the origin itself"
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -70,18 +70,20 @@ class S3Request(NamedTuple):
 def query_of(text: str) -> Query:
     """Return the parameters of a query, decoded. Raises S3Error."""
     try:
-        return parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_PARAMETERS) if text else ()
+        return tuple(parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_PARAMETERS)) if text else ()
     except ValueError as error:
         raise S3Error("InvalidRequest", f"The query has over {_MOST_PARAMETERS} parameters") from error
 
 
+@functools.lru_cache(256)
 def host_name(host: str) -> str:
     """Return the name or address in a Host header, without the port and brackets."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     return name.lower().rstrip(".")
 
 
-def operation_of(method: str, path: str, query: Query, host: str, domains: Sequence[str]) -> S3Request:
+@functools.lru_cache(4096)
+def operation_of(method: str, path: str, query: Query, host: str, domains: tuple[str, ...]) -> S3Request:
     """Return what a request with the raw `path` asks for, in path style or, below one of `domains`, by virtual host.
 
     Raises S3Error for a path that is no name of an object, for a write, and for any other operation.

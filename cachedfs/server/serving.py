@@ -15,12 +15,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Self
 
 import fsspec.config
 
-from cachedfs.common.urls import is_url, jsonable, protocols_of
+from cachedfs.common.urls import is_url, protocols_of
 
 __all__ = ["S3Address", "S3Server", "new_keys", "serve"]
 
@@ -162,7 +162,7 @@ def serve(
         logger.warning("others reach %s without encryption: tls_cert and tls_key add it", host)
     told = {
         "buckets": {name: _located(url, options) for name, url in buckets.items()},
-        "conf": jsonable(fsspec.config.conf, "fsspec.config.conf", True),
+        "conf": fsspec.config.conf,
         "keys": None if anonymous else [access_key, secret_key] if access_key else new_keys(),
         "domains": list(dict.fromkeys(["localhost", host, *domains])),
         "origins": list(allow_origins),
@@ -194,10 +194,9 @@ def _located(url: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
     names = {"cachedfs", *protocols_of(protocol)} | {"cgs": {"gs", "gcs"}, "cdrive": {"drive"}}.get(
         protocol, set()
     )
-    theirs = {
+    return url, {
         name: value for name, value in options.items() if name in names or not isinstance(value, Mapping)
     }
-    return url, jsonable(theirs, "options", True)
 
 
 def _listening(host: str, port: int, workers: int) -> list[socket.socket]:
@@ -219,6 +218,7 @@ def _listening(host: str, port: int, workers: int) -> list[socket.socket]:
 
 def _start(told: Mapping[str, Any], sock: socket.socket) -> subprocess.Popen[bytes]:
     """Start a worker. What it is told is not on its command line, which all users can see."""
+    line = json.dumps(told, default=_as_text).encode() + b"\n"
     paths = [str(Path(__file__).parents[2]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "cachedfs.server"],
@@ -229,9 +229,18 @@ def _start(told: Mapping[str, Any], sock: socket.socket) -> subprocess.Popen[byt
     )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended: what it said says why
-        process.stdin.write(json.dumps(told).encode() + b"\n")
+        process.stdin.write(line)
         process.stdin.flush()
     return process
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, PurePath):
+        return str(value)
+    raise TypeError(
+        f"serve: a {type(value).__name__} object cannot be given to another process; for credentials, give the name "
+        "of a file, or its content as a dictionary"
+    )
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes]) -> None:

@@ -99,7 +99,7 @@ def _endpoint(told: Mapping[str, Any]) -> Endpoint:
         fs, path = filesystem_at(url, options)
         buckets[name] = Bucket(fs, fs._strip(path))
     keys = Keys(*told["keys"]) if told["keys"] else None
-    return Endpoint(buckets, AccessRules(keys, told["domains"], told["origins"]), told["domains"])
+    return Endpoint(buckets, AccessRules(keys, told["domains"], told["origins"]), tuple(told["domains"]))
 
 
 def _tls(files: tuple[str, str] | None) -> ssl.SSLContext | None:

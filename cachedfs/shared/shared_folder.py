@@ -26,6 +26,7 @@ ANSWERS_S = 2.0  # a folder that does not answer within this time
 LEFT_ALONE_S = 30.0  # is left alone for this time
 
 _FORMAT = 1  # part of a folder's name: other formats never see these files
+DAY_S = 86400.0
 _PROBE = 16 << 10  # bytes read from the end of a file: the whole index, unless it is one of many pieces
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -39,6 +40,9 @@ class OpenShared:
         if not stat.S_ISREG(status.st_mode):
             raise DamagedFile("it is not a file")
         self.size, self.modified_at = status.st_size, status.st_mtime
+        if status.st_atime < time.time() - DAY_S:  # note the use: many file systems do not
+            with contextlib.suppress(OSError):  # of another user, or read-only
+                os.utime(self._fd, ns=(time.time_ns(), status.st_mtime_ns))
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, OSError):
@@ -79,7 +83,7 @@ class SharedFolder:
         self.folder, self._trust, self.is_read_only = folder, trust, is_read_only
         self.path = f"{folder}/cachedfs-shared-{_FORMAT}"
         self.trouble = ""
-        self._is_checked = self._has_warned = False
+        self._is_checked = self._has_warned = self._is_network = False
         self._off_until = 0.0
 
     # Trouble: never raises, never blocks.
@@ -125,6 +129,7 @@ class SharedFolder:
                     f"all users can write to {path}, and so choose what you read: chmod o-w it, or trust them "
                     'with shared_cache_trust="anyone"'
                 )
+        self._is_network = disk.is_network(self.folder)
         self._is_checked = True
 
     def names(self, subfolder: str) -> list[str]:
@@ -156,7 +161,8 @@ class SharedFolder:
         try:
             try:
                 disk.write_all(fd, data, 0)
-                os.fsync(fd)
+                if self._is_network:  # else it is there at once
+                    os.fsync(fd)
                 disk.write_all(fd, [index()], sum(memoryview(each).nbytes for each in data))
                 if mode is not None:
                     os.fchmod(fd, mode & 0o666)
@@ -169,8 +175,42 @@ class SharedFolder:
             raise
 
     def remove(self, name: str) -> None:
-        """Remove a file; who has it open reads on."""
-        disk.unlink(f"{self.path}/{name}")
+        """Remove a file; who has it open reads on. Where it is not found any more, nobody opens it while it is deleted."""
+        temp = self._temp()
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(f"{self.path}/{name}", temp)
+            os.unlink(temp)
+
+    def make_empty(self, name: str) -> bool:
+        """Create an empty file; return False if it exists."""
+        path = f"{self.path}/{name}"
+        for _ in range(2):
+            try:
+                os.close(os.open(path, _NEW, 0o666))
+                return True
+            except FileExistsError:
+                return False
+            except FileNotFoundError:
+                self._make(path.rpartition("/")[0])
+        return False
+
+    def touch(self, name: str) -> float | None:
+        """Give a file the time of now, and return that, by the clock of the folder; None if others may not."""
+        self.make_empty(name)
+        with contextlib.suppress(PermissionError):
+            os.utime(f"{self.path}/{name}")
+        return self.modified_at(name)
+
+    def modified_at(self, name: str) -> float | None:
+        """Return the time of a file, as its server has it now; None without one."""
+        try:
+            fd = os.open(f"{self.path}/{name}", disk.READ)  # opening it asks the server
+        except FileNotFoundError:
+            return None
+        try:
+            return os.fstat(fd).st_mtime
+        finally:
+            os.close(fd)
 
     def now(self) -> float | None:
         """Return the time by the clock that dates the files; None where that cannot be asked."""
@@ -184,7 +224,7 @@ class SharedFolder:
                 os.close(fd)
                 os.unlink(temp)
         except OSError:  # it can only be read
-            return None if disk.is_network(self.path) else time.time()
+            return None if self._is_network else time.time()
 
     def _temp(self) -> str:
         self._make(f"{self.path}/tmp")

@@ -5,20 +5,24 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from cachedfs.cache.block_file import BadBlock
+from cachedfs.cache import disk
+from cachedfs.cache.block_file import PLACE, BadBlock, open_block, place
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo, ObjectKey
 from cachedfs.shared.gatherer import BlockGroup, Gatherer, runs_of
 from cachedfs.shared.known_pieces import KnownPieces
+from cachedfs.shared.leases import Leases, lease_of
 from cachedfs.shared.metadata_rows import DamagedFile, rows_about
 from cachedfs.shared.piece import LARGE, Piece, PlacedPiece, encoded_index, key_of, name_of_file
 from cachedfs.shared.shared_folder import SharedFolder
+from cachedfs.shared.upkeep import clean
 
 __all__ = ["SharedWriter"]
 
@@ -27,6 +31,8 @@ logger = logging.getLogger("cachedfs.shared")
 FULL_S = 60.0  # from a full disk until it is tried again
 EXIT_S = 2.0  # longest wait at exit for what is still to be written
 LOOK_S = 0.25  # between two looks at what waits
+CLEAN_S = 3600.0  # between two times that the folder is cleaned, if it has a size
+LARGEST = 10  # an object of more than this part of the size is not put there
 TELL_S = 2.0  # between two files that have only metadata
 MOST_ROWS = 2000  # of metadata in a file that is written again with what comes next
 AGAIN_S = 600.0  # after this time, a listing is put there again
@@ -54,8 +60,13 @@ class SharedWriter:
         cache: BlockStore,
         known: KnownPieces,
         wrote: Callable[[str, Sequence[PlacedPiece]], None],
+        leases: Leases,
+        *,
+        most: int | None,
     ) -> None:
         self._folder, self._cache, self._known, self._wrote = folder, cache, known, wrote
+        self._leases = leases
+        self._most, self._clean_at = most, 0.0
         self._lock = threading.Lock()  # guards the three next ones
         self._gatherer = Gatherer()
         self._thread: threading.Thread | None = None
@@ -78,6 +89,8 @@ class SharedWriter:
         with self._lock:
             for version, info, index in blocks:
                 key = key_of(version.identity, info)
+                if self._most is not None and (info.size or 0) > self._most // LARGEST:
+                    continue
                 if key is not None and self._known.at(key, index * version.block_size) is None:
                     self._gatherer.note(version, info, index, now)
             if self._gatherer and self._thread is None and not self._is_closed:
@@ -115,9 +128,10 @@ class SharedWriter:
             self._hurry.wait(LOOK_S)
             self._wake.clear()
             self._hurry.clear()
+            hurries = self._leases.is_awaited()
             with self._lock:
                 flushes, self._flushes = self._flushes, []
-                files = self._gatherer.take(time.monotonic(), everything=bool(flushes))
+                files = self._gatherer.take(time.monotonic(), everything=bool(flushes), hurries=hurries)
                 if self._gatherer:
                     self._wake.set()
             for groups in files:
@@ -140,6 +154,9 @@ class SharedWriter:
                     self._told.add(groups[0].key)
             else:
                 self._gather(identity, groups)
+            if self._most is not None and time.monotonic() >= self._clean_at:
+                self._clean_at = time.monotonic() + CLEAN_S
+                clean(self._folder, self._most, now=self._folder.now() or time.time())
         except (DamagedFile, OSError) as error:
             number = error.errno if isinstance(error, OSError) else None
             if number in _FULL:
@@ -150,6 +167,9 @@ class SharedWriter:
             logger.debug("not shared: %s", error)
         except Exception:  # the thread must go on
             logger.exception("blocks could not be shared")
+        finally:
+            for group in groups:
+                self._leases.release(lease_of(group.key, min(group.indexes) * group.version.block_size))
 
     def _has(self, group: BlockGroup) -> bool:
         return all(self._cache.has(group.version, index) for index in group.indexes)
@@ -206,9 +226,11 @@ class SharedWriter:
     def _block(self, group: BlockGroup, index: int) -> tuple[bytes, Sequence[int]] | None:
         """Return a block and its checksums from the local cache; None if it is gone."""
         size = group.version.block_size
-        with contextlib.suppress(BadBlock, OSError):
-            block = self._cache.open(group.version, index)
-            if block is not None and block.length == min(size, (group.info.size or 0) - index * size):
+        key = group.version.encoded + PLACE.pack(index, size)
+        path = f"{self._cache.root}/{place(group.version.digest, index)}"
+        with contextlib.suppress(BadBlock, OSError):  # not among the open blocks of readers
+            block = open_block(os.open(path, disk.READ), path, key, owner=os.geteuid())
+            if block.length == min(size, (group.info.size or 0) - index * size):
                 return block.read(0, block.length, verify=True), block.trailer.checksums
         return None
 

@@ -38,6 +38,7 @@ __all__ = ["ROWS", "Row", "measure_misses", "table"]
 SIDE, N_CHUNKS = 181, 360  # chunks of 131 kB, which zstd makes half as large
 N_FILES = 20_000  # of 4 to 12 kB
 CONCURRENCY = 64  # chunks that zarr reads at once
+OURS = ("cachedfs", "dataset", "pack")
 STORED_S = 0.3  # what is stored behind the read counts
 
 
@@ -164,6 +165,8 @@ def _read_chunks(contender: str, url: str, options: dict[str, Any]) -> dict[str,
 def _read_files(contender: str, url: str, options: dict[str, Any]) -> dict[str, float]:
     if contender == "dataset":
         return _read_dataset(f"{url}/files", options)
+    if contender == "pack":
+        return _pack_files(url, options)
     fs, path = fsspec.url_to_fs(f"{url}/files", **options)
     names = [f"{path}/{number:05}" for number in range(N_FILES)]
     found = _timed("", lambda: fs.cat(names))
@@ -171,16 +174,36 @@ def _read_files(contender: str, url: str, options: dict[str, Any]) -> dict[str, 
 
 
 def _read_dataset(url: str, options: dict[str, Any]) -> dict[str, float]:
-    from cachedfs.datasets import FileDataset, Loader
+    from cachedfs.datasets import FileDataset
 
     dataset: Any = FileDataset(url, decode=len, storage_options=options)
+    return _timed("", lambda: _epoch(dataset, 0)) | _timed("second ", lambda: _epoch(dataset, 1))
 
-    def read(epoch: int) -> None:
-        with Loader(dataset, batch_size=64, shuffle=True, seed=epoch) as loader:
-            for _ in loader:
-                pass
 
-    return _timed("", lambda: read(0)) | _timed("second ", lambda: read(1))
+def _epoch(dataset: Any, number: int) -> None:
+    from cachedfs.datasets import Loader
+
+    with Loader(dataset, batch_size=64, shuffle=True, seed=number) as loader:
+        for _ in loader:
+            pass
+
+
+def _pack_files(url: str, options: dict[str, Any]) -> dict[str, float]:
+    """Pack files, first without and then with all of them cached, and train two epochs on the pack."""
+    from cachedfs.datasets import ZarrDataset, pack
+
+    target = f"{url}/packed.zarr"
+
+    def packed() -> None:
+        pack(f"{url}/files", target, overwrite=True, storage_options=options, target_options=options)
+
+    found = _timed("", packed) | _timed("second ", packed)
+    dataset: Any = ZarrDataset(target, arrays="data", storage_options=options)
+    first, later = (
+        _timed("first epoch ", lambda: _epoch(dataset, 0)),
+        _timed("later epoch ", lambda: _epoch(dataset, 1)),
+    )
+    return found | first | later
 
 
 ROWS = {
@@ -189,7 +212,7 @@ ROWS = {
     ),
     "many_files": Row(
         "20,000 files of 4 to 12 kB by one `fs.cat`",
-        ("gcsfs", "cachedfs", "dataset"),
+        ("gcsfs", "cachedfs", "dataset", "pack"),
         _make_files,
         _read_files,
         1,
@@ -233,7 +256,7 @@ def _measured(row: str, contender: str, endpoint_url: str) -> dict[str, float]:
 def measure_misses(name: str, *, ours: bool = False) -> list[Result]:
     """Return a result for each contender; that of cachedfs has its ratios to the others of the run."""
     row = ROWS[name]
-    contenders = [each for each in row.contenders if not ours or each in ("cachedfs", "dataset")]
+    contenders = [each for each in row.contenders if not ours or each in OURS]
     found: dict[str, list[dict[str, float]]] = {contender: [] for contender in contenders}
     with GCSServer("table", process=True) as server:
         server.put("b", "x", b"1")
@@ -258,8 +281,8 @@ def measure_misses(name: str, *, ours: bool = False) -> list[Result]:
     for contender, result in results.items():
         for key, figure in result.figures.items():
             if contender != "cachedfs" and key in own:
-                # The dataset is compared with `fs.cat`, and `fs.cat` with the others.
-                one, other = (figure, own[key]) if contender == "dataset" else (own[key], figure)
+                # The dataset and the pack are compared with `fs.cat`, and `fs.cat` with the others.
+                one, other = (figure, own[key]) if contender in OURS else (own[key], figure)
                 own[f"{contender} {key}"] = Figure.of([one.median / other.median])
     return list(results.values())
 
@@ -270,6 +293,7 @@ def table(results: list[Result]) -> str:
     for result in results:
         if result.row in ROWS:
             by = {"cachedfs": "**cachedfs**", "dataset": "**cachedfs**, `FileDataset` and `Loader`"}
+            by["pack"] = "**cachedfs**, `pack`"
             cells = [
                 f"{result.figures[key].median:.3g}" if key in result.figures else ""
                 for key in ("s", "cpu_s", "second s")

@@ -13,7 +13,7 @@ from tests.cache.helpers import finish, start
 
 def add(cache, n=1):
     """Count `n` hits, and return the hits of all processes."""
-    cache.counts.add([n, 0, 0, 0, 0, 0])
+    cache.counts.add([n, 0, 0, 0, 0, 0, 0])
     return cache.counts.total().hits
 
 
@@ -27,7 +27,7 @@ cache = BlockStore(sys.argv[1], explicit=True)
 print("ready", flush=True)
 sys.stdin.readline()
 for _ in range(100):
-    cache.counts.add([1, 0, 0, 0, 0, 0])
+    cache.counts.add([1, 0, 0, 0, 0, 0, 0])
 """
     add(cache, 7)
     children = [start(code, Path(cache.root).parent) for _ in range(2)]
@@ -42,10 +42,10 @@ for _ in range(100):
 
 
 def test_each_counter_is_summed_since_the_first_time(cache):
-    cache.counts.add([1, 2, 3, 4, 5, 6])
+    cache.counts.add([1, 2, 3, 4, 5, 6, 7])
     since = cache.counts.total().since
-    cache.counts.add([1, 0, 0, 0, 0, 0])
-    assert cache.counts.total() == Counted(2, 2, 3, 4, 5, 6, since)
+    cache.counts.add([1, 0, 0, 0, 0, 0, 0])
+    assert cache.counts.total() == Counted(2, 2, 3, 4, 5, 6, 7, since)
     assert abs(since - time.time()) < 60
 
 
@@ -60,7 +60,7 @@ def test_a_process_that_is_slow_or_dies_in_the_middle_holds_nobody_up(cache):
     code = """
 from cachedfs.cache import counters
 counters.SharedCounters.total = lambda self: (print("in", flush=True), sys.stdin.read())
-BlockStore(sys.argv[1], explicit=True).counts.add([1, 0, 0, 0, 0, 0])
+BlockStore(sys.argv[1], explicit=True).counts.add([1, 0, 0, 0, 0, 0, 0])
 """
     add(cache, 3)
     with start(code, Path(cache.root).parent) as child:

@@ -14,7 +14,7 @@ from cachedfs.cache.index.metadata_records import MetadataRecord, decode_info, e
 from cachedfs.common.types import BlockKey, CacheBounds, ObjectInfo, ObjectKey
 from cachedfs.errors import CacheError
 from tests.cache.audit import audit
-from tests.cache.helpers import overhead_of
+from tests.cache.helpers import AMPLE, content, key_of, overhead_of, put
 
 ORIGIN, NOW = "gs://test", 1_700_000_000.0
 
@@ -32,6 +32,26 @@ def info_of(path, version="1"):
 
 def learn(cache, path, info, age=0.0, counter=5):
     cache.metadata.keep_records([MetadataRecord(ORIGIN, path, info, NOW - age, counter)])
+
+
+def test_metadata_is_stored_with_blocks_also_if_some_are_cached(cache):
+    key = key_of("b/x")
+    put(cache, key, 0)
+    blocks = [(key.block(index), content(key, index)) for index in range(2)]
+    cache.put(blocks, AMPLE, records=[MetadataRecord(ORIGIN, "b/x", info_of("b/x"), NOW, 5)])
+    assert cache.metadata.lookup(ORIGIN, "b/x").info == info_of("b/x")
+    assert cache.has(key, 0)
+    assert cache.has(key, 1)
+    assert audit(cache).ok
+
+
+def test_metadata_that_cannot_be_stored_is_no_obstacle_to_blocks(cache):
+    key, info = key_of("b/x"), ObjectInfo("b/x", size=3, fingerprint="1", details={"x": object()})
+    cache.put([(key.block(0), content(key, 0))], AMPLE, records=[MetadataRecord(ORIGIN, "b/x", info, NOW, 5)])
+    assert cache.has(key, 0)
+    assert cache.metadata.lookup(ORIGIN, "b/x") is None
+    assert cache.cannot_store is None
+    assert audit(cache).ok
 
 
 def listed(cache, folder, *paths, age=0.0, counter=9, version="1"):

@@ -58,6 +58,25 @@ def test_pack_of_columns_into_a_local_store(cloud, tmp_path):
     assert "columns ['d'] do not exist; there are ['a', 'b', 'c']" in wrong.stderr
 
 
+def test_pack_renames_columns_and_gives_options_to_the_csv_reader(cloud, tmp_path):
+    zarr = pytest.importorskip("zarr")
+    cloud.put("x.csv", b"# made by hand\na\t b\n1\t x\n")
+    options = (
+        "--csv",
+        "comment=#",
+        "--csv",
+        "skipinitialspace=true",
+        "--csv",
+        r"delimiter=\t",
+        "--rename",
+        "a=n",
+    )
+    run("pack", *options, cloud.url("x.csv", "gs://"), str(tmp_path / "out.zarr"))
+    group = zarr.open_group(str(tmp_path / "out.zarr"), mode="r")
+    assert sorted(group) == ["b", "b_offsets", "n"]
+    assert group["b"][:].tobytes() == b"x"
+
+
 @pytest.mark.parametrize(
     "option",
     [
@@ -68,6 +87,8 @@ def test_pack_of_columns_into_a_local_store(cloud, tmp_path):
         "--shard-bytes 0",
         "--workers 0",
         "--on-error foo",
+        "--rename foo",
+        "--csv foo",
     ],
 )
 def test_an_option_of_pack_that_cannot_be_is_wrong_usage(option, cloud, tmp_path):

@@ -44,6 +44,8 @@ def test_the_oldest_entries_leave_memory(make_objects, monkeypatch):
     objects = make_objects()
     for path in ("b/1", "b/2", "b/1", "b/3"):
         learn(objects, path, time.time())
+    objects._look_at = 0.0  # a second later
+    assert objects.fresh("b/3") is not None
     assert list(objects.entries) == ["b/2", "b/3"]
 
 

@@ -19,6 +19,7 @@ from cachedfs.datasets.nodes import (
     nodes_of,
     ranks_on_nodes,
     run_keys,
+    run_size,
 )
 from cachedfs.datasets.sampler import EpochOrders, EpochPosition, RankDivision, place_in, state_at
 
@@ -78,14 +79,15 @@ def test_hashes_are_the_same_in_every_version():
     assert run_keys(5, 2).tolist() == [a, a, b, b, c]
 
 
-def test_runs_are_whole_groups_and_at_most_1024():
-    for n, size in [(0, 1), (1, 5), (1024, 1), (1025, 1), (100_000, 7)]:
-        keys = run_keys(n, size)
+def test_runs_are_whole_groups_and_at_most_256():
+    for n, size in [(0, 1), (1, 5), (256, 1), (257, 1), (100_000, 7)]:
+        keys = run_keys(n, run_size(n, size))
         starts = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist()]
         assert len(keys) == n
-        assert len(starts) <= 1024
+        assert len(starts) <= 256
         assert {start % size for start in starts} == {0}
-    assert len({*run_keys(1024).tolist()}) == 1024
+    assert run_size(256) == 1
+    assert len({*run_keys(10_000, 1).tolist()}) == 10_000
 
 
 def test_another_number_of_nodes_or_another_file_moves_little():
@@ -98,12 +100,12 @@ def test_another_number_of_nodes_or_another_file_moves_little():
 
 def test_parts_with_very_different_numbers_of_samples_are_logged_once(caplog):
     caplog.set_level(logging.WARNING, logger="cachedfs.datasets")
-    uneven = StoredObjects(run_keys(101), np.array([10_000, *[100] * 100]))
+    uneven = StoredObjects(run_keys(101, 1), np.array([10_000, *[100] * 100]))
     for _ in range(2):
         uneven.nodes(2)
     [record] = caplog.records
     assert "parts of equal bytes have " in record.getMessage()
-    StoredObjects(run_keys(100)).nodes(3)
+    StoredObjects(run_keys(100, 1)).nodes(3)
     assert len(caplog.records) == 1
 
 
@@ -148,7 +150,7 @@ def test_all_nodes_get_equally_many(n_nodes, drop_last):
 
 
 def test_an_empty_dataset_is_an_empty_epoch():
-    empty = StoredObjects(run_keys(0))
+    empty = StoredObjects(run_keys(0, 1))
     for orders in orders_of(3, objects=empty):
         assert [len(orders.at(EpochPosition(0))[0]), orders.n, orders.n_positions] == [0, 0, 0]
 
@@ -276,6 +278,7 @@ def test_the_place_of_a_process(ranks, nodes, environment, n_nodes, node, local_
 @pytest.mark.parametrize(
     ("ranks", "nodes", "environment", "message"),
     [
+        (None, (4, None), {}, "n_nodes=4: give node_rank, too, or rank and world_size"),
         ((5, 8), None, {}, "on how many nodes the 8 ranks are: give n_nodes"),
         ((5, 8), None, {"SLURM_NODEID": "1"}, "give n_nodes"),
         ((5, 8), (3, None), {}, "world_size=8 ranks on n_nodes=3"),

@@ -5,7 +5,7 @@ import signal
 
 from cachedfs.datasets import pack
 from cachedfs.packing import runner, store
-from cachedfs.packing.sources import text_lines
+from cachedfs.packing.sources import sample_source
 
 SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}
 
@@ -13,9 +13,9 @@ SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}
 def pack_and_die(source, target, number, when, options):
     """Pack, and die at the n-th write of an object: `before`, `within` (local files) or `after` it.
 
-    Each shard is noted at once.
+    The progress is stored after each file.
     """
-    text_lines.PIECE = 4096
+    sample_source.PER_PART = 1
     put, left = store.ZarrTarget.put, [number]
 
     def deadly(self, name, data):
@@ -29,5 +29,5 @@ def pack_and_die(source, target, number, when, options):
             os.kill(os.getpid(), signal.SIGKILL)
 
     store.ZarrTarget.put = deadly
-    runner.NOTES_S = 0.0
+    runner.SAVED_S = 0.0
     pack(source, target, n_workers=1, storage_options=options, target_options=options, **SMALL)

@@ -33,8 +33,9 @@ SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}  # so that a small sourc
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Read sources in small pieces, so that a small source has many."""
-    for module in (text_lines, hdf5_file, parquet):
+    for module in (text_lines, hdf5_file):
         monkeypatch.setattr(module, "PIECE", 4 * KiB)
+    monkeypatch.setattr(parquet, "READ", 4 * KiB)
 
 
 # Files.
@@ -81,7 +82,7 @@ def test_the_reported_time_includes_the_scan_of_the_source(cloud, monkeypatch):
         return called
 
     monkeypatch.setattr(room, "plan_of", passing(room.plan_of, 3.0))
-    monkeypatch.setattr(room, "write_small", passing(room.write_small, 4.0))
+    monkeypatch.setattr(room, "metadata_of", passing(room.metadata_of, 4.0))
     assert pack(cloud.url("src"), cloud.url("out.zarr")).seconds == 7.0
 
 
@@ -117,8 +118,8 @@ def test_a_file_costs_one_request_and_a_shard_one_upload(cloud):
     asked = cloud.asked()
     # The empty one is not requested; two metadata documents are looked up.
     assert asked.count("media") <= 19 + 2
-    # Metadata of four arrays and the group, the plan, and the progress.
-    assert asked.count("upload") == done.objects + 4 + 1 + 1 + 1
+    # Metadata of four arrays and the group, and the plan.
+    assert asked.count("upload") == done.objects + 4 + 1 + 1
 
 
 def test_one_file_larger_than_a_shard(cloud):
@@ -482,13 +483,13 @@ def test_a_file_that_changed_between_two_runs_is_packed_anew(cloud, kind, monkey
 def test_a_source_that_changes_during_a_pack_is_an_error(cloud, monkeypatch):
     for i in range(4):
         cloud.put(f"src/{i}", noise(100))
-    write = task.PackTask.write
+    put = task.PackTask.put
 
-    def write_and_change_the_source(self, *arguments):
+    def put_and_change_the_source(self, *arguments):
         cloud.put("src/2", noise(100, seed=1))
-        return write(self, *arguments)
+        return put(self, *arguments)
 
-    monkeypatch.setattr(task.PackTask, "write", write_and_change_the_source)
+    monkeypatch.setattr(task.PackTask, "put", put_and_change_the_source)
     refused(ValueError, "added, removed or changed", cloud.url("src"), cloud.url("out.zarr"))
     with pytest.raises(FileNotFoundError):
         zarr.open_group(cloud.url("out.zarr"), mode="r")

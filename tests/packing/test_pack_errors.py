@@ -1,6 +1,7 @@
 """Files that cannot be packed: they are named, or left out, and a pack goes on after they were removed."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pyarrow as pa
 import zarr
 
 from cachedfs.datasets import pack
-from cachedfs.packing.sources import file_samples
+from cachedfs.packing.sources import sample_source
 from cachedfs.packing.sources.file_samples import ImageSource
 from tests.packing import packs
 
@@ -25,8 +26,8 @@ def image(i):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Images 0 to 59, of which each second one from 10 on is bad, in pieces of 4."""
-    monkeypatch.setattr(file_samples, "PER_PIECE", 4)
+    """Images 0 to 59, of which each second one from 10 on is bad, read four at a time."""
+    monkeypatch.setattr(sample_source, "PER_PART", 4)
     folder = tmp_path / "src"
     folder.mkdir()
     for i in range(60):
@@ -90,7 +91,18 @@ def test_an_error_names_twenty_bad_files_and_a_pack_goes_on_after_they_were_remo
     assert {
         path.name: path.stat().st_mtime_ns for path in (tmp_path / "out.zarr" / "image").glob("c*")
     } == shards
-    assert done.resumed == len(shards)
+    assert done.resumed == len(shards) + 2  # names, and their offsets
+
+
+def test_workers_of_an_executor_stop_after_twenty_bad_files_too(folder, tmp_path):
+    target, options = str(tmp_path / "out.zarr"), {"decode": "image", **SMALL, "n_workers": 2}
+    with ThreadPoolExecutor(2) as workers:
+        with pytest.raises(ValueError, match="at least 21 files cannot be packed"):
+            pack(str(folder), target, client=workers, **options)
+        for i in BAD:
+            (folder / f"{i:02}.png").unlink()
+        pack(str(folder), target, client=workers, **options)
+    right(target)
 
 
 def test_a_pack_does_not_go_on_after_a_good_file_was_removed(folder, tmp_path):

@@ -16,11 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachedfs.packing.layout import choose_codec, grid_of, shard_size, shares, small_of
-from cachedfs.packing.pack_types import END, Field, PieceCounts, SampleBatch, SourcePiece
+from cachedfs.packing.pack_types import Field
+from cachedfs.packing.runner import PackProgress
+from cachedfs.packing.shard_encoder import ArrayEncoding
 from cachedfs.packing.sources.arrow_columns import chosen
 from cachedfs.packing.sources.detect import kind_of
-from cachedfs.packing.sources.sample_source import BatchCache
 from cachedfs.packing.sources.source_tools import spread
+from cachedfs.packing.task import ArrayWriter
 from tests.support import ROOT, MiB
 
 
@@ -100,40 +102,40 @@ def test_spread_selects_the_first_the_last_and_others_between(n, most):
     assert most == 1 or found[-1] == n - 1
 
 
-def test_a_truncated_tally_is_ignored():
-    tally = PieceCounts(
-        3, {"a": np.arange(3)}, {"b": np.array([1, 2, 3])}, {"b": np.array([7, 8, 9])}, stop=12
-    )
-    data = tally.as_bytes()
-    found = PieceCounts.from_bytes(data)
-    assert found is not None
-    assert (found.n, found.stop, found.places["b"].tolist()) == (3, 12, [7, 8, 9])
-    for n in (0, 10, len(data) // 2, len(data) - 1):
-        assert PieceCounts.from_bytes(data[:n]) is None
-
-
-def test_a_damaged_tally_is_ignored_and_names_are_distinct():
-    sizes = {name: np.array([i]) for i, name in enumerate(["a", "a.npy", "arr_0", "x/y", "süß"])}
-    data = PieceCounts(1, {}, sizes, {"a": np.array([7])}).as_bytes()
-    found = PieceCounts.from_bytes(data)
-    assert found is not None
-    assert (found.n, found.stop, found.places, found.sizes) == (1, END, {"a": [7]}, sizes)
+def test_damaged_progress_is_ignored_and_names_are_distinct():
+    progress = PackProgress()
+    progress.starts = {"x": [0, 2, 7]}
+    progress.rows = {name: np.array([i]) for i, name in enumerate(["a", "a.npy", "arr_0", "x/y", "süß"])}
+    progress.skipped = {3: "no image"}
+    data = progress.as_bytes()
+    assert vars(PackProgress.from_bytes(data)) == vars(progress)
     for i in range(len(data)):
+        assert vars(PackProgress.from_bytes(data[:i])) == vars(PackProgress())
         for bits in (1, 0xFF):
-            damaged = PieceCounts.from_bytes(data[:i] + bytes([data[i] ^ bits]) + data[i + 1 :])
-            assert damaged is None or (damaged.n, damaged.sizes) == (1, sizes)
+            damaged = PackProgress.from_bytes(data[:i] + bytes([data[i] ^ bits]) + data[i + 1 :])
+            assert vars(damaged) in (vars(progress), vars(PackProgress()))
 
 
-def test_kept_batches_are_bounded_and_made_once():
-    held, made = BatchCache(1000), []
+@given(st.lists(st.integers(0, 9), max_size=9), st.integers(1, 7), st.sets(st.integers(0, 20)), st.booleans())
+def test_rows_are_cut_into_shards_wherever_batches_end(sizes, n_rows, others, is_resumed):
+    encoding = ArrayEncoding("int64", (), (n_rows,), (n_rows,), "none")
+    found, rows, at = {}, np.arange(sum(sizes)), 0
 
-    def make(piece):
-        made.append(piece.start)
-        return SampleBatch(1, {"a": np.zeros(400, "u1")}, {})
+    def emit(name, index, values):
+        assert index not in found
+        found[index] = values.tolist()
 
-    for i in (0, 1, 0, 2, 1, 2, 0):  # the first of the source is dropped when there is no room
-        held.get(SourcePiece(0, i, i + 1), make)
-    assert made == [0, 1, 2, 0]
+    writer = ArrayWriter("x", encoding, emit, lambda index: index not in others)
+    for size in sizes:
+        writer.add(rows[at : at + size])
+        at += size
+        if is_resumed and not others:
+            again = ArrayWriter("x", encoding, emit)
+            again.restore(writer.length, writer.rest)
+            writer = again
+    writer.finish()
+    wanted = {i: rows[i * n_rows : (i + 1) * n_rows].tolist() for i in range(-(-len(rows) // n_rows))}
+    assert found == {i: each for i, each in wanted.items() if i not in others}
 
 
 MEMORY = """

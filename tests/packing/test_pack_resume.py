@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -19,7 +18,8 @@ import zarr
 
 from cachedfs.datasets import pack
 from cachedfs.packing.executors import TaskPool
-from cachedfs.packing.sources import text_lines
+from cachedfs.packing.runner import PROGRESS, PackProgress, PackRun
+from cachedfs.packing.sources import sample_source
 from cachedfs.packing.store import BESIDE, ZarrTarget
 from tests.fork_server import ForkServer
 from tests.packing import packs
@@ -58,10 +58,11 @@ def killed(fork_server, cloud):
 
 @pytest.fixture
 def lines(cloud, monkeypatch):
-    """Some 100 KB of JSON lines, in pieces of 4 KiB: 7 shards of text."""
-    monkeypatch.setattr(text_lines, "PIECE", 4 * KiB)
+    """Some 100 KB of JSON lines in 10 files, which are read one by one: 5 shards of text."""
+    monkeypatch.setattr(sample_source, "PER_PART", 1)
     samples = [{"text": f"{i} " + noise(60, seed=i).hex(), "label": i} for i in range(600)]
-    cloud.put("x.jsonl", packs.lines_of(samples))
+    for i in range(10):
+        cloud.put(f"src/{i}.jsonl", packs.lines_of(samples[60 * i : 60 * i + 60]))
     return samples
 
 
@@ -78,8 +79,9 @@ def content(cloud, name):
 
 def noted(cloud):
     """Return the names of the shards that are noted as verified."""
-    notes = [name for name in names(cloud) if f"{BESIDE}/done" in name]
-    return {name for note in notes for name in json.loads(content(cloud, note))}
+    if f"out.zarr/{PROGRESS}" not in names(cloud):
+        return set()
+    return {*PackProgress.from_bytes(content(cloud, f"out.zarr/{PROGRESS}")).verified}
 
 
 def right(url, samples, **options):
@@ -88,18 +90,27 @@ def right(url, samples, **options):
     assert packs.stored(url, "text", text=True, **options) == [each["text"] for each in samples]
 
 
-# 1: the plan; then 22 pieces and 5 shards in turn, and a note for each; then offsets and metadata.
+# 1: the plan; then the progress after each of 10 files, and 4 shards in between; then the last ones, and metadata.
 @pytest.mark.parametrize(
     ("number", "when"),
-    [(1, "after"), (3, "before"), (9, "after"), (20, "before"), (28, "after"), (34, "after")],
+    [
+        (1, "after"),
+        (3, "before"),
+        (5, "after"),
+        (7, "after"),
+        (11, "before"),
+        (15, "after"),
+        (17, "after"),
+        (21, "after"),
+    ],
 )
 def test_a_pack_killed_at_any_write_can_be_resumed(cloud, killed, lines, number, when):
     target = cloud.url("out.zarr")
-    killed(cloud.url("x.jsonl"), target, number, when)
+    killed(cloud.url("src"), target, number, when)
     with pytest.raises(FileNotFoundError):
         zarr.open_group(target, mode="r")
     n_noted = len(noted(cloud))
-    done = pack(cloud.url("x.jsonl"), target, **SMALL)
+    done = pack(cloud.url("src"), target, **SMALL)
     assert done.samples == 600
     assert done.resumed == n_noted
     right(target, lines)
@@ -121,13 +132,13 @@ def test_a_pack_killed_while_removing_the_old_store_can_be_resumed(cloud, lines,
         with monkeypatch.context() as patched:
             patched.setattr(ZarrTarget, "remove", killed)
             try:
-                pack(cloud.url("x.jsonl"), cloud.url("out.zarr"), overwrite=True, **SMALL)
+                pack(cloud.url("src"), cloud.url("out.zarr"), overwrite=True, **SMALL)
             except KeyboardInterrupt:
                 with contextlib.suppress(FileNotFoundError):  # a store that opens is complete
                     right(cloud.url("out.zarr"), lines)
             else:
                 break
-        pack(cloud.url("x.jsonl"), cloud.url("out.zarr"), overwrite=True, **SMALL)
+        pack(cloud.url("src"), cloud.url("out.zarr"), overwrite=True, **SMALL)
         right(cloud.url("out.zarr"), lines)
     assert last > 3
 
@@ -144,13 +155,14 @@ def test_an_interrupted_pack_does_not_write_into_a_later_one(monkeypatch, tmp_pa
             assert go_on.wait(120)
         pipe(self, path, value, **options)
 
-    def interrupted(pool):
-        assert begun.wait(120)
-        raise KeyboardInterrupt
+    def interrupted(run, most=0, most_bytes=0):
+        if run._writing:
+            assert begun.wait(120)
+            raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         patched.setattr(type(memory), "pipe_file", slow)
-        patched.setattr(TaskPool, "finished", interrupted)
+        patched.setattr(PackRun, "_wait", interrupted)
         with ThreadPoolExecutor(1) as thread:
             first = thread.submit(pack, str(tmp_path), target, codec="none")
             with pytest.raises(TimeoutError):
@@ -166,27 +178,26 @@ def test_an_interrupted_pack_does_not_write_into_a_later_one(monkeypatch, tmp_pa
 
 def test_a_pack_killed_between_the_metadata_and_the_end_is_complete(cloud, killed, lines):
     target = cloud.url("out.zarr")
-    whole = pack(cloud.url("x.jsonl"), cloud.url("whole.zarr"), **SMALL)
+    whole = pack(cloud.url("src"), cloud.url("whole.zarr"), **SMALL)
     n = sum(1 for name in names(cloud) if name.startswith("whole.zarr/"))
-    n_pieces = -(-len(packs.lines_of(lines)) // (4 * KiB))
-    # The plan, the final objects, and a note for each large shard.
-    n_shards = sum(1 for name in names(cloud) if re.match(r"whole.zarr/text/c", name))
-    killed(cloud.url("x.jsonl"), target, 1 + n_pieces + n + n_shards)
+    # The plan, the progress after each file, and the final objects.
+    killed(cloud.url("src"), target, 1 + 10 + n)
     right(target, lines)  # complete, and the other objects do not matter
-    again = pack(cloud.url("x.jsonl"), target, **SMALL)
+    again = pack(cloud.url("src"), target, **SMALL)
     assert (again.shapes, again.samples) == (whole.shapes, whole.samples)
     assert not [name for name in names(cloud) if BESIDE in name]
     right(target, lines)
 
 
 @pytest.mark.parametrize("when", ["before", "within", "after"])
-def test_a_partial_shard_on_a_local_disk_is_written_again(killed, tmp_path, when):
+def test_a_partial_shard_on_a_local_disk_is_written_again(killed, tmp_path, monkeypatch, when):
+    monkeypatch.setattr(sample_source, "PER_PART", 1)
     (tmp_path / "src").mkdir()
     files = {f"{i:02}": noise(2000, seed=i) for i in range(40)}
     for name, data in files.items():
         (tmp_path / "src" / name).write_bytes(data)
     target = tmp_path / "out.zarr"
-    killed(str(tmp_path / "src"), str(target), 4, when)
+    killed(str(tmp_path / "src"), str(target), 19, when)  # the second shard, in the 17th file
     assert len(list(target.glob("data/c.*"))) == (2 if when == "after" else 1)
     done = pack(str(tmp_path / "src"), str(target), **SMALL)
     assert done.resumed == 1  # what was not noted is written again
@@ -196,11 +207,11 @@ def test_a_partial_shard_on_a_local_disk_is_written_again(killed, tmp_path, when
 
 def test_saved_progress_is_neither_read_back_nor_written_again(cloud, killed, lines):
     target = cloud.url("out.zarr")
-    killed(cloud.url("x.jsonl"), target, 32)
+    killed(cloud.url("src"), target, 14)
     done = noted(cloud)
     assert len(done) >= 3
     cloud.server.reset()
-    again = pack(cloud.url("x.jsonl"), target, **SMALL)
+    again = pack(cloud.url("src"), target, **SMALL)
     assert again.resumed == len(done)
     asked = {(request.kind, request.key.removeprefix("out.zarr/")) for request in cloud.server.requests}
     assert not {("upload", name) for name in done} & asked
@@ -210,25 +221,25 @@ def test_saved_progress_is_neither_read_back_nor_written_again(cloud, killed, li
 
 def test_a_damaged_shard_of_an_earlier_run_is_written_again(cloud, killed, lines):
     target = cloud.url("out.zarr")
-    killed(cloud.url("x.jsonl"), target, 30)
+    killed(cloud.url("src"), target, 14)
     name = "out.zarr/text/c.1"
     data = bytearray(content(cloud, name))
     data[100] ^= 1
     cloud.put(name, bytes(data))
-    pack(cloud.url("x.jsonl"), target, **SMALL)
+    pack(cloud.url("src"), target, **SMALL)
     right(target, lines)
 
 
 def test_another_source_or_option_does_not_resume(cloud, killed, lines):
     target = cloud.url("out.zarr")
-    killed(cloud.url("x.jsonl"), target, 9)
+    killed(cloud.url("src"), target, 9)
     with pytest.raises(FileExistsError, match="with other options, is here; overwrite=True"):
-        pack(cloud.url("x.jsonl"), target, chunk_bytes="4KiB", shard_bytes="32KiB")
-    cloud.put("x.jsonl", packs.lines_of([{**each, "label": 1} for each in lines]))
+        pack(cloud.url("src"), target, chunk_bytes="4KiB", shard_bytes="32KiB")
+    cloud.put("src/0.jsonl", packs.lines_of([{**each, "label": 1} for each in lines[:60]]))
     with pytest.raises(FileExistsError, match="an incomplete pack of another source"):
-        pack(cloud.url("x.jsonl"), target, storage_options={"cachedfs": {"max_age": 0}}, **SMALL)
-    pack(cloud.url("x.jsonl"), target, overwrite=True, storage_options={"cachedfs": {"max_age": 0}}, **SMALL)
-    right(target, [{**each, "label": 1} for each in lines])
+        pack(cloud.url("src"), target, storage_options={"cachedfs": {"max_age": 0}}, **SMALL)
+    pack(cloud.url("src"), target, overwrite=True, storage_options={"cachedfs": {"max_age": 0}}, **SMALL)
+    right(target, [{**each, "label": 1} for each in lines[:60]] + lines[60:])
 
 
 # Many machines.
@@ -249,8 +260,8 @@ def test_a_cluster_of_processes_makes_the_same_store(cluster, cloud, lines):
         "cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0},
     }
     given = {"storage_options": options, "target_options": options, **SMALL}
-    pack(cloud.url("x.jsonl"), cloud.url("here.zarr"), **given)
-    done = pack(cloud.url("x.jsonl"), cloud.url("there.zarr"), client=cluster, **given)
+    pack(cloud.url("src"), cloud.url("here.zarr"), **given)
+    done = pack(cloud.url("src"), cloud.url("there.zarr"), client=cluster, **given)
     right(cloud.url("there.zarr"), lines)
     found = [name for name in names(cloud) if name.startswith("here.zarr/")]
     assert len(found) > 8

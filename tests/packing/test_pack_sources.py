@@ -21,7 +21,6 @@ from PIL import Image
 
 from cachedfs.datasets import pack
 from cachedfs.packing.sources import hdf5_file, parquet, tars, text_lines
-from cachedfs.packing.store import ZarrTarget
 from tests.datasets import virtual
 from tests.packing import packs
 from tests.support import ROOT
@@ -65,6 +64,14 @@ def test_images_are_turned_by_their_exif_orientation(tmp_path, orientation):
     files = {"x.png": sink.getvalue()}
     assert packs.packed(tmp_path, files, decode="image")["image"] == [turned[orientation].tolist()]
     assert packs.packed(tmp_path, files, decode="image-raw")["image"] == [pixels.tolist()]
+
+
+@pytest.mark.parametrize("kind", ["tiff", "gif", "png"])
+def test_a_picture_of_several_pages_is_not_packed(tmp_path, kind):
+    pages = [Image.fromarray(np.full((4, 4), i, "u1")) for i in range(3)]
+    pages[0].save(tmp_path / f"0.{kind}", save_all=True, append_images=pages[1:])
+    with pytest.raises(ValueError, match=rf"0\.{kind}: it has 3 pages or frames: make a file of each"):
+        pack(str(tmp_path / f"*.{kind}"), str(tmp_path / "out.zarr"), decode="image")
 
 
 # Names.
@@ -259,8 +266,7 @@ def test_a_circular_link_is_named(tmp_path, target, path):
 # Tar.
 
 
-def test_concatenated_tars_are_read_to_their_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(tars, "KEPT", 20)  # so that a piece begins in the second tar
+def test_concatenated_tars_are_read_to_their_end(tmp_path):
     datas = [packs.tar([(f"{i}{j}.jpg", b"%d" % j) for j in range(3)]) for i in range(3)]
     found = packs.packed(tmp_path, {"x.tar": b"".join(datas) + bytes(20 << 10)})
     assert found["names"] == [f"{i}{j}" for i in range(3) for j in range(3)]
@@ -284,14 +290,15 @@ def test_little_of_a_large_tar_is_in_memory(tmp_path, monkeypatch):
         for ending, n in (("jpg", 900), ("cls", i % 50))
     ]
     members.insert(101, ("x" * 150 + "/no ending", b"whose header is several blocks"))
-    kept, keep = [], ZarrTarget.keep
+    sizes, read = [], tars.TarSource.read
 
-    def noted(self, piece, tally):
-        kept.append(sum(len(data) for data in tally.small.values()))
-        keep(self, piece, tally)
+    def noted(self, number):
+        for batch in read(self, number):
+            sizes.append(sum(each.nbytes for each in batch.values.values()))
+            yield batch
 
-    monkeypatch.setattr(tars, "KEPT", 500)
-    monkeypatch.setattr(ZarrTarget, "keep", noted)
+    monkeypatch.setattr(tars, "PIECE", 500)
+    monkeypatch.setattr(tars.TarSource, "read", noted)
     found = packs.packed(tmp_path, {"x.tar": packs.tar(members)})
     assert [
         (name, data)
@@ -299,22 +306,19 @@ def test_little_of_a_large_tar_is_in_memory(tmp_path, monkeypatch):
         for name, data in zip(("jpg", "cls"), pair, strict=True)
     ] == [(name.partition(".")[2], data) for name, data in members if "." in name]
     assert found["names"] == [f"{i:03}" for i in range(200)]
-    assert sum(kept) == 200 * 3 + sum(map(len, found["cls"]))  # small members are what is kept,
-    assert max(kept) < 600
+    assert sum(sizes) == 200 * 3 + sum(map(len, [*found["cls"], *found["jpg"]]))
+    assert max(sizes) < 1100  # members of more than 500 bytes are cut
 
 
-def test_a_member_of_a_small_field_is_not_truncated(tmp_path, monkeypatch):
-    monkeypatch.setattr(tars, "MAX_SAMPLE", 1000)
-    monkeypatch.setattr(tars, "SAMPLED_SIZE", 500)  # the large member is not scanned
+def test_a_large_member_may_be_rare(tmp_path, monkeypatch):
+    monkeypatch.setattr(tars, "SAMPLED_SIZE", 500)  # the large member is not looked at
     members = [
         (f"{i}.{ending}", bytes(n))
         for i in range(9)
-        for ending, n in (("jpg", 800), ("cls", 1001 if i == 8 else 1))
+        for ending, n in (("jpg", 800), ("cls", 100_001 if i == 8 else 1))
     ]
-    with pytest.raises(ValueError, match=r"x\.tar: '8\.cls' has 1,001 bytes, more than 1,000, .*columns="):
-        packs.packed(tmp_path, {"x.tar": packs.tar(members)})
-    found = packs.packed(tmp_path, {"x.tar": packs.tar(members)}, columns=["cls"])
-    assert found["cls"] == [bytes(1)] * 8 + [bytes(1001)]
+    found = packs.packed(tmp_path, {"x.tar": packs.tar(members)})
+    assert found["cls"] == [bytes(1)] * 8 + [bytes(100_001)]
 
 
 @pytest.mark.parametrize("damage", [b"\xff" * 512, b"\xff"])
@@ -327,6 +331,15 @@ def test_a_damaged_header_is_an_error_and_not_the_end(tmp_path, damage):
         packs.packed(tmp_path, {"x.tar": data[:at] + damage + data[at + len(damage) :]})
     for end in (9 * 1024, 9 * 1024 + 512):  # without one or both of the blocks that mark the end
         assert packs.packed(tmp_path, {"x.tar": data[:end]})["names"] == [str(i) for i in range(9)]
+
+
+def test_names_that_webdataset_splits_in_its_own_way_are_noted(tmp_path):
+    members = [("a.v1.jpg", b"1"), ("b.cls", b"2"), ("b.jpg", b"3"), ("a.cls", b"4")]
+    (tmp_path / "x.tar").write_bytes(packs.tar(members))
+    assert pack(str(tmp_path / "x.tar"), str(tmp_path / "out.zarr")).notes == [
+        "names of members are cut at their first dot, as in WebDataset, so that endings are ['v1.jpg']",
+        "members of 'a' do not stand together, and are several samples, as in WebDataset",
+    ]
 
 
 def test_sparse_members_are_an_error(tmp_path):

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.feather
 
 from cachedfs.datasets import pack
-from cachedfs.packing.sources import csv_records, tables
+from cachedfs.packing.sources import csv_records
 from tests.packing import packs
 
 
@@ -100,7 +100,6 @@ def test_a_late_text_among_numbers_is_an_error_that_names_it(tmp_path, monkeypat
 
 def test_a_record_larger_than_a_block_is_packed(tmp_path, monkeypatch):
     monkeypatch.setattr(csv_records, "BLOCKS", (1000, 20_000))
-    monkeypatch.setattr(tables, "PIECE", 3000)
     texts = [f"{i} " * (1 if i % 50 else 2000) for i in range(200)]
     found = packs.packed(
         tmp_path, {"x.csv": lines("i,text", *(f'{i},"{text}\n"' for i, text in enumerate(texts)))}

@@ -104,6 +104,8 @@ def test_it_ends_with_the_process_that_started_it(cloud, number):
 def test_what_cannot_be_served_is_an_error_here(cloud, tmp_path):
     with pytest.raises(OSError, match=r"cannot serve: cachedfs has no option 'max_aeg'"):
         cachedfs.serve({"data": f"gs://{cloud.bucket}"}, max_aeg=1)
+    with pytest.raises(TypeError, match="a object object cannot be given to another process"):
+        cachedfs.serve({"data": f"gs://{cloud.bucket}"}, gs={"token": object()})
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for workers in (1, 2):

@@ -337,9 +337,12 @@ class DriveFileSystem(CycleSafeWalk):
 
     # fsspec makes only its own methods synchronous.
     rmdir = sync_wrapper(_rmdir)
-    created, modified = sync_wrapper(_created), sync_wrapper(_modified)
+    created = sync_wrapper(_created)
+    modified = sync_wrapper(_modified)
     ukey = checksum = sync_wrapper(_ukey)
-    identity, about, capabilities = map(sync_wrapper, (_identity, _about, _capabilities))
+    identity = sync_wrapper(_identity)
+    about = sync_wrapper(_about)
+    capabilities = sync_wrapper(_capabilities)
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
         """Return the constructor's arguments as JSON values; raise TypeError for live objects among them."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,10 +24,11 @@ from cachedfs.packing.sources.arrow_types import (
 )
 from cachedfs.packing.sources.source_tools import checked_fields, joined
 
-__all__ = ["advised", "arrow_type", "as_json", "batch_of", "cast", "chosen", "fields_of", "unified"]
+__all__ = ["arrow_type", "as_json", "batch_of", "cast", "chosen", "fields_of", "for_each", "unified"]
 
 UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 TYPE = re.compile(r"(ragged )?([a-z]+[0-9]*)(?:\[([0-9, ]+)\])?")
+T = TypeVar("T")
 TEXTS = {"utf8": "utf-8", "bytes": "bytes", "json": "json"}
 
 
@@ -111,17 +112,9 @@ def cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
     Raises ValueError for a value that would change.
     """
-    problems, columns = [], []
-    for each in schema:
-        if each.name not in table.column_names:
-            raise ValueError(f"column {each.name!r} is not there; columns=[...] says which to pack")
-        try:
-            columns.append(_cast(table.column(each.name), each.type))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            problems.append(f"column {each.name!r}: {error}")
-    if problems:
-        raise ValueError(advised(problems))
-    return pa.table(columns, names=schema.names)
+    if missing := [each.name for each in schema if each.name not in table.column_names]:
+        raise ValueError(f"column {missing[0]!r} is not there; columns=[...] says which to pack")
+    return pa.table(for_each(schema.names, lambda name: _cast(table[name], schema.field(name).type)))
 
 
 def _cast(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
@@ -154,9 +147,17 @@ def _may_cast(found: pa.DataType, type_: pa.DataType) -> bool:
     return True
 
 
-def advised(problems: Sequence[str]) -> str:
-    """Return one message for the problems of several columns."""
-    return f"{'; '.join(problems)}; columns={{...}} can give it another type"
+def for_each(names: Iterable[str], make: Callable[[str], T]) -> dict[str, T]:
+    """Return what is made of each column. Raises one ValueError for those of all columns that cannot be converted."""
+    found, problems = dict[str, T](), list[str]()
+    for name in names:
+        try:
+            found[name] = make(name)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            problems.append(f"column {name!r}: {error}")
+    if problems:
+        raise ValueError(f"{'; '.join(problems)}; columns={{...}} can give it another type")
+    return found
 
 
 # Types to fields.
@@ -224,20 +225,11 @@ def batch_of(table: pa.Table, fields: Sequence[Field]) -> SampleBatch:
 
     Raises ValueError, with all such columns, for values that do not fit their fields.
     """
-    values: dict[str, Array] = {}
-    sizes: dict[str, Array] = {}
-    problems = []
-    for name, column, field in zip(table.column_names, table.columns, fields, strict=True):
-        try:
-            values[field.name], n = _values(_whole(column), field)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            problems.append(f"column {name!r}: {error}")
-        else:
-            if n is not None:
-                sizes[field.name] = n
-    if problems:
-        raise ValueError(advised(problems))
-    return SampleBatch(table.num_rows, values, sizes)
+    by_column = dict(zip(table.column_names, fields, strict=True))
+    made = for_each(by_column, lambda name: _values(_whole(table[name]), by_column[name]))
+    named = [(by_column[name].name, *each) for name, each in made.items()]
+    sizes = {name: sizes for name, _, sizes in named if sizes is not None}
+    return SampleBatch({name: values for name, values, _ in named}, sizes)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -14,9 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from cachedfs.packing.pack_types import SampleBatch
-from cachedfs.packing.sources.arrow_columns import advised, arrow_type
+from cachedfs.packing.sources.arrow_columns import arrow_type, for_each
 from cachedfs.packing.sources.arrow_types import empty_table
-from cachedfs.packing.sources.records import Chunk
 from cachedfs.packing.sources.sample_source import SourceFiles
 from cachedfs.packing.sources.tables import TableSource, stated_names
 from cachedfs.packing.sources.text_lines import PART, opened, parts_of
@@ -34,10 +34,14 @@ QUOTE = re.compile(rb'[,;\t|\n]"[^"]|[^"](?P<end>"[,;\t|\r\n])')
 RECORD = re.compile(rb'(?:"(?:[^"]|"")*"|[^"\n])*\n')
 # Texts that pandas reads as missing numbers.
 MISSING = pa.array([*pyarrow.csv.ConvertOptions().null_values, "<NA>", "None"])
-INTEGER, ZEROS, HEX = r"^[+-]?[0-9]+$", r"^\s*[+-]?0[0-9]", r"^\s*[+-]?0[xX]"
-BIT = r"^\s*[01]\s*$"
-NUMBER = r"^[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|(?i:inf|infinity))$"
-BOOLEAN = r"^(?i:true|false)$"
+ZEROS, HEX, BIT = r"^\s*[+-]?0[0-9]", r"^\s*[+-]?0[xX]", r"^\s*[01]\s*$"
+# What the texts of each type look like.
+TYPES = {
+    r"^[+-]?(?:0|[1-9][0-9]*)$": (pa.int64(), pa.uint64()),
+    r"^[+-]?[0-9]+$": (),
+    r"^[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|(?i:inf|infinity))$": (pa.float64(),),
+    r"^(?i:true|false)$": (pa.bool_(),),
+}
 
 
 class CSVSource(TableSource):
@@ -47,16 +51,15 @@ class CSVSource(TableSource):
     ids and of postal codes.
     """
 
-    kind = "csv"
-
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         super().__init__(files, columns, **options)
-        given: Mapping[str, Any] = options.get("csv") or {}
-        if wrong := [name for name in given if name not in OPTIONS]:
-            raise ValueError(f"csv={dict(given)}: {wrong[0]!r} is none of {', '.join(OPTIONS)}")
-        self._options = given
-        self._encoding: str | None = given.get("encoding")
-        self._delimiter: str = given.get("delimiter") or ""
+        self._options: dict[str, Any] = dict(options.get("csv") or {})
+        if wrong := [name for name in self._options if name not in OPTIONS]:
+            raise ValueError(f"csv={self._options}: {wrong[0]!r} is none of {', '.join(OPTIONS)}")
+        self._encoding: str | None = self._options.get("encoding")
+        self._delimiter: str = self._options.get("delimiter") or ""
+        # Arrow has no such options.
+        self._is_split_by_python = bool(self._options.get("comment") or self._options.get("skipinitialspace"))
 
     def look(self) -> list[SampleBatch]:
         parts = [each for each in parts_of(self.files) if each[2].strip()]
@@ -65,20 +68,16 @@ class CSVSource(TableSource):
         self._read_header(parts[0][0], parts[0][2])
         # Python splits from the start only, and a part of UTF-16 may begin within a character.
         has_middles = not (self._encoding or self._is_split_by_python)
-        firsts = [(file, self._first_records(file, data)) for file, at, data in parts if not at]
+        firsts = [(number, self._first_records(number, data)) for number, at, data in parts if not at]
         others = [self._middle(data) for _, at, data in parts if at and has_middles]
         texts = pa.concat_tables([*(table for _, table in firsts), *others])
-        self._types = {
-            name: arrow_type(name, given, pa.null()) if given else type_of(texts[name])
-            for name in self._columns
-            for given in [self._given.get(name)]
-        }
-        found = {
-            name: pa.nulls(len(texts), type_) if name in self._given else parsed(texts[name], type_)
-            for name, type_ in self._types.items()
-        }
+        self._types, found = {}, {}
+        for name in self._columns:
+            given = self._given.get(name)
+            type_ = self._types[name] = arrow_type(name, given, pa.null()) if given else type_of(texts[name])
+            found[name] = pa.nulls(len(texts), type_) if given else parsed(texts[name], type_)
         self.plan([(parts[0][0], pa.table(found))])
-        return [self.checked(Chunk(0, len(table), table, False), file) for file, table in firsts]
+        return [self.checked(table, number) for number, table in firsts]
 
     def _read_header(self, file: int, head: bytes) -> None:
         """Find the encoding, the delimiter and the columns from the first bytes of a file."""
@@ -98,7 +97,7 @@ class CSVSource(TableSource):
             table = pa.concat_tables(self._tables(io.BytesIO(text), file, len(text) + 1, is_sample=True))
         except pa.ArrowInvalid as error:
             raise self._located(error, file) from error
-        return table if len(table) else next(self._records(file), table)
+        return table if len(table) else next(self.chunks(file), table)
 
     def _middle(self, data: bytes) -> pa.Table:
         """Return the records in a part of a file, as far as its first quotes tell whether it begins inside quotes."""
@@ -114,24 +113,17 @@ class CSVSource(TableSource):
             return empty_table(pa.schema([(name, pa.string()) for name in self._columns]))
 
     def natural(self, table: pa.Table) -> pa.Table:
-        found, problems = [], []
-        for name, type_ in self._types.items():
-            try:
-                if name not in self._given and pa.types.is_integer(type_):
-                    _refuse(table[name], ZEROS, "has zeros in front, which a number has not")
-                if name not in self._given and pa.types.is_boolean(type_):
-                    _refuse(table[name], BIT, "is a number, and not true or false")
-                found.append(parsed(table[name], type_))
-            except pa.ArrowInvalid as error:
-                problems.append(f"column {name!r}: {error}")
-        if problems:
-            raise ValueError(advised(problems))
-        return pa.table(found, names=[*self._types])
+        def converted(name: str) -> pa.ChunkedArray:
+            type_ = self._types[name]
+            if name not in self._given and pa.types.is_integer(type_):
+                _refuse(table[name], ZEROS, "has zeros in front, which a number has not")
+            if name not in self._given and pa.types.is_boolean(type_):
+                _refuse(table[name], BIT, "is a number, and not true or false")
+            return parsed(table[name], type_)
 
-    def runs(self, file: int, start: int) -> Iterator[tuple[int, Iterator[pa.Table]]]:
-        yield 0, self._records(file)
+        return pa.table(for_each(self._types, converted))
 
-    def _records(self, file: int) -> Iterator[pa.Table]:
+    def chunks(self, file: int) -> Iterator[pa.Table]:
         """Yield the records of a file as text. If one is larger than a block, the file is read again in larger ones."""
         n = 0
         for block in BLOCKS:
@@ -202,10 +194,6 @@ class CSVSource(TableSource):
             texts = [[row[i] for row in some if len(row) == n] for i in range(n)]
             yield pa.record_batch([pa.array(each, pa.string()) for each in texts], names=self._columns)
 
-    @property
-    def _is_split_by_python(self) -> bool:
-        return bool(self._options.get("comment") or self._options.get("skipinitialspace"))
-
     def _rows(self, text: Iterable[str]) -> Iterator[list[str]]:
         """Yield the records in text, without empty lines and comments, as Python's csv module splits them."""
         comment, is_skipping = self._options.get("comment"), bool(self._options.get("skipinitialspace"))
@@ -244,10 +232,11 @@ def type_of(texts: pa.ChunkedArray) -> pa.DataType:
     texts = texts.filter(pc.invert(pc.is_in(texts, MISSING)))
     if not len(texts):
         return pa.null()
-    if _all(texts, INTEGER):
-        types = [] if _any(texts, ZEROS) else [pa.int64(), pa.uint64()]
-        return next((type_ for type_ in types if _can_be(texts, type_)), pa.string())
-    return pa.float64() if _all(texts, NUMBER) else pa.bool_() if _all(texts, BOOLEAN) else pa.string()
+    matches = functools.partial(pc.match_substring_regex, texts)
+    for pattern, types in TYPES.items():
+        if pc.all(matches(pattern)).as_py():
+            return next((type_ for type_ in types if _can_be(texts, type_)), pa.string())
+    return pa.string()
 
 
 def parsed(texts: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
@@ -268,14 +257,6 @@ def _refuse(texts: pa.ChunkedArray, pattern: str, reason: str) -> None:
     found = pc.match_substring_regex(texts, pattern)
     if (i := pc.index(found, True).as_py()) >= 0:
         raise pa.ArrowInvalid(f"{texts[i].as_py()!r} {reason}")
-
-
-def _all(texts: pa.ChunkedArray, pattern: str) -> bool:
-    return bool(pc.all(pc.match_substring_regex(texts, pattern)).as_py())
-
-
-def _any(texts: pa.ChunkedArray, pattern: str) -> bool:
-    return bool(pc.any(pc.match_substring_regex(texts, pattern)).as_py())
 
 
 def _can_be(texts: pa.ChunkedArray, type_: pa.DataType) -> bool:

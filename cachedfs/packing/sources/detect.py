@@ -55,7 +55,13 @@ def kind_of(paths: Sequence[str], head: bytes) -> str:
 
 
 def source_of(
-    kind: str, files: SourceFiles, *, decode: str | None, columns: Any, rename: Any = None, csv: Any = None
+    kind: str,
+    files: SourceFiles,
+    *,
+    decode: str | None = None,
+    columns: Any = None,
+    rename: Any = None,
+    csv: Any = None,
 ) -> SampleSource:
     """Return the source of a kind.
 

@@ -2,110 +2,79 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from cachedfs.packing.pack_types import END, Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
+from cachedfs.packing.pack_types import Array, Field, SampleBatch
 from cachedfs.packing.sources.sample_source import (
     MAX_SAMPLE,
     NAMES,
+    PIECE,
     BadFile,
-    DecodedSource,
-    Item,
+    Counts,
     SampleSource,
     SourceFiles,
 )
-from cachedfs.packing.sources.source_tools import joined, spread, within
+from cachedfs.packing.sources.source_tools import joined, spread
 
 __all__ = ["FileSource", "ImageSource"]
 
-PER_PIECE = 4096  # files in a piece
 SAMPLED = 32  # files that `look` reads
 IMAGES = 64  # image files that `look` decodes, to see if all have one shape
 SAMPLED_SIZE = 256 << 10  # bytes of each file that are compressed to choose a codec
-DECODED = 24 << 20  # approximate bytes of the decoded images of a piece
+DECODED = 24 << 20  # approximate bytes of images that are decoded at a time
 # Mean bytes of a file from which on files are prefetched. Smaller ones are requested by hundreds in one call anyway,
 # and a plan for each of them takes a fifth more CPU time.
 PREFETCHED = 64 << 10
 NAME_FIELD = Field(NAMES, "uint8", is_ragged=True, means="utf-8", is_small=True)
 
 
-class _OneSampleAFile(SampleSource):
-    """Base class of sources with one sample for each file. A piece is a range of file numbers."""
-
-    kind = "files"
-    per_piece = PER_PIECE
-
-    def piece_of(self, number: int) -> SourcePiece:
-        return SourcePiece(0, number // self.per_piece * self.per_piece, END)
-
-    def pieces(self) -> Iterable[SourcePiece]:
-        n, step = len(self.files), self.per_piece
-        return [SourcePiece(0, start, min(start + step, n)) for start in range(0, n, step)]
-
-    def items(self, piece: SourcePiece) -> Iterator[Item]:
-        for i in range(piece.start, piece.stop):
-            if self.files.sizes[i]:  # 0 for those that were removed, too
-                yield self.files.paths[i], 0, int(self.files.sizes[i])
-
-    def shown(self, piece: SourcePiece) -> str:
-        return self.files.shown(piece.start)
-
-
-class FileSource(_OneSampleAFile):
+class FileSource(SampleSource):
     """A source with one sample for each file: its bytes. Counting needs only the listing."""
 
-    is_known = True
     fields = (Field("data", "uint8", is_ragged=True, means="bytes"), NAME_FIELD)
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         if columns is not None:
             raise ValueError(f"columns={columns!r}: files have none; leave it out")
         super().__init__(files)
+        self.total_size = files.size
+        self.is_prefetched = files.size >= PREFETCHED * len(files)
 
     def look(self) -> list[SampleBatch]:
-        sizes = self.files.sizes
-        wanted = [
-            (i, 0, min(SAMPLED_SIZE, int(sizes[i]))) for i in spread(len(self.files), SAMPLED) if sizes[i]
-        ]
-        data = np.frombuffer(b"".join(self.files.ranges(wanted)), "u1")
-        names = self.measure(SourcePiece(0, 0, min(PER_PIECE, len(self.files))))
-        values = {"data": data, **names.small}
+        sizes = self.files.sizes.tolist()
+        some = [i for i in spread(len(sizes), SAMPLED) if sizes[i]]
+        parts = self.files.ranges([(i, 0, min(SAMPLED_SIZE, sizes[i])) for i in some])
+        [names] = self.known(range(min(len(sizes), SAMPLED))).batches
         # The sizes of all files.
-        return [SampleBatch(len(self.files), values, {**names.sizes, "data": sizes})]
+        values = {"data": np.frombuffer(b"".join(parts), "u1"), **names.values}
+        return [SampleBatch(values, {**names.sizes, "data": self.files.sizes})]
 
-    def measure(self, piece: SourcePiece) -> PieceCounts:
-        names, sizes = joined(self.files.name(i) for i in range(piece.start, piece.stop))
-        found = {"data": self.files.sizes[piece.start : piece.stop], NAMES: sizes}
-        return PieceCounts(piece.stop - piece.start, {NAMES: names}, found)
+    def known(self, numbers: range) -> Counts:
+        names, sizes = joined(map(self.files.name, numbers))
+        of_data = self.files.sizes[numbers.start : numbers.stop]
+        batch = SampleBatch({NAMES: names}, {"data": of_data, NAMES: sizes})
+        return Counts({"data": int(of_data.sum())}, [batch])
 
-    def items(self, piece: SourcePiece) -> Iterator[Item]:
-        if self.files.size >= PREFETCHED * len(self.files):
-            yield from super().items(piece)
-
-    def rows(self, field: Field, span: FieldSpan, box: tuple[slice, ...], counts: PieceCounts) -> Array:
-        piece, start, stop = span
-        parts = within(self.files.sizes[piece.start : piece.stop], start, stop)
-        datas = self.files.ranges((piece.start + i, first, last) for i, first, last in parts)
-        return np.frombuffer(b"".join(datas), "u1")
-
-    @property
-    def total_size(self) -> int:
-        return self.files.size
+    def batches(self, numbers: range) -> Iterator[SampleBatch]:
+        sizes = self.files.sizes.tolist()
+        for start in range(0, max(sizes[i] for i in numbers), PIECE):  # one step, except for a large file
+            wanted = [(i, start, min(start + PIECE, sizes[i])) for i in numbers if sizes[i] > start]
+            data = np.frombuffer(b"".join(self.files.ranges(wanted)), "u1")
+            yield SampleBatch({"data": data}, {})
 
 
-class ImageSource(_OneSampleAFile, DecodedSource):
+class ImageSource(SampleSource):
     """A source with one sample for each image file: its pixels.
 
     If the images differ in shape, `image` is ragged, and `image_shape` has the shape of each.
     """
 
     may_skip = True
+    _n_decoded = 1  # images that are decoded at a time
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         """Create the source.
@@ -146,31 +115,28 @@ class ImageSource(_OneSampleAFile, DecodedSource):
             self.fields = image_field, Field("image_shape", "int32", (3,), is_small=True), NAME_FIELD
         else:
             self.fields = Field("image", dtypes[0], kinds.pop()[1]), NAME_FIELD
-        self.per_piece = max(1, min(PER_PIECE, DECODED * n_images // max(1, n_bytes)))
-        return [self._batch_of(kept)]
+        self._n_decoded = max(1, DECODED * n_images // max(1, n_bytes))
+        return [self._batch_of(kept, {})]
 
-    def read(self, piece: SourcePiece) -> SampleBatch:
-        numbers = set(range(piece.start, piece.stop))
-        bad = dict.fromkeys(numbers & self.files.removed, "it was removed")
-        images = self._images(sorted(numbers - bad.keys()), bad)
-        return dataclasses.replace(self._batch_of(images), skipped=bad)
+    def batches(self, numbers: range) -> Iterator[SampleBatch]:
+        there = [number for number in numbers if number not in self.files.removed]
+        for at in range(0, len(there), self._n_decoded):
+            bad: dict[int, str] = {}
+            images = self._images(there[at : at + self._n_decoded], bad)
+            yield self._batch_of(images, bad)
 
     def _images(self, numbers: Sequence[int], bad: dict[int, str]) -> dict[int, Array]:
         """Return the images of some files by number; put the reasons for those that cannot be decoded into `bad`."""
+        found: dict[int, Array] = {}
         datas = self.files.ranges([(i, 0, int(self.files.sizes[i])) for i in numbers], bad)
-
-        def decode(number: int, data: bytes) -> Array | None:
+        for number, data in zip(numbers, datas, strict=True):
             try:
-                return _decoded(data, self.files.shown(number), is_oriented=self._is_oriented)
+                found[number] = _decoded(data, self.files.shown(number), is_oriented=self._is_oriented)
             except BadFile as error:
                 bad.setdefault(number, error.reason)
-                return None
+        return found
 
-        with ThreadPoolExecutor(2) as pool:  # Pillow releases the GIL while it decodes
-            images = zip(numbers, pool.map(decode, numbers, datas), strict=True)
-            return {number: image for number, image in images if image is not None}
-
-    def _batch_of(self, by_number: Mapping[int, Array]) -> SampleBatch:
+    def _batch_of(self, by_number: Mapping[int, Array], bad: Mapping[int, str]) -> SampleBatch:
         images, field = list(by_number.values()), self.fields[0]
         for number, image in by_number.items():
             is_same_type = image.dtype.name == field.dtype
@@ -194,7 +160,7 @@ class ImageSource(_OneSampleAFile, DecodedSource):
             sizes["image"] = np.array([image.size for image in images], np.int64)
         else:
             values["image"] = np.array(images, field.dtype).reshape(-1, *field.shape)
-        return SampleBatch(len(images), values, sizes)
+        return SampleBatch(values, sizes, bad)
 
 
 def _decoded(data: bytes, name: str, *, is_oriented: bool) -> Array:
@@ -209,6 +175,10 @@ def _decoded(data: bytes, name: str, *, is_oriented: bool) -> Array:
         raise ImportError("decode='image' needs Pillow: pip install pillow") from error
     try:
         with Image.open(io.BytesIO(data)) as image:
+            if (n := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":  # photos with a preview
+                raise BadFile(
+                    name, f"it has {n} pages or frames: make a file of each, or pack the bytes of files"
+                )
             if is_oriented:
                 ImageOps.exif_transpose(image, in_place=True)
             if image.mode in ("P", "PA"):  # palette indexes have no meaning alone
@@ -218,6 +188,8 @@ def _decoded(data: bytes, name: str, *, is_oriented: bool) -> Array:
             pixels = np.asarray(image)
     except UnidentifiedImageError as error:  # its text has the address of the buffer
         raise BadFile(name, "Pillow cannot decode the image: it is of no format that Pillow knows") from error
+    except BadFile:
+        raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise BadFile(name, f"Pillow cannot decode the image: {error}") from error
     if pixels.nbytes > MAX_SAMPLE:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from operator import attrgetter
@@ -24,9 +23,9 @@ from cachedfs.datasets.hdf5_layout import (
     unreadable,
 )
 from cachedfs.datasets.zarr_layout import with_samples
-from cachedfs.packing.pack_types import END, Array, Field, SampleBatch, SourcePiece
+from cachedfs.packing.pack_types import Array, Field, SampleBatch
 from cachedfs.packing.sources.hdf5_attributes import attributes_of, check_same
-from cachedfs.packing.sources.sample_source import MAX_SAMPLE, PIECE, BadFile, DecodedSource, SourceFiles
+from cachedfs.packing.sources.sample_source import MAX_SAMPLE, PIECE, BadFile, SampleSource, SourceFiles
 from cachedfs.packing.sources.source_tools import checked_fields, is_array_name, joined, looked_at, names_of
 
 __all__ = ["HDF5Source"]
@@ -34,24 +33,20 @@ __all__ = ["HDF5Source"]
 SAMPLED_SIZE = 4 << 20  # bytes of each dataset that `look` reads
 ROWS = 1024  # most variable-length rows in one read: their size is unknown before it
 READ_SIZE = 1 << 20  # bytes of such a read, estimated from the rows before it
-MAX_OPEN = 4  # largest number of open files
 KIND = attrgetter("dtype", "shape", "is_ragged")  # what must be equal in all files
 NUMBERS = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}  # largest item size that Zarr supports, by NumPy kind
 
 
-class HDF5Source(DecodedSource):
+class HDF5Source(SampleSource):
     """A source with one field for each dataset; sample `i` is row `i` of all of them.
 
-    HDF5 groups become Zarr groups. Pieces count rows from the start of their file. Attributes and dimension names are
-    those of the first file. Datasets along the other axes (`lat`, `lon`) and single values are shared by all samples.
+    HDF5 groups become Zarr groups. Attributes and dimension names are those of the first file. Datasets along the other axes (`lat`, `lon`) and single values are shared by all samples.
     """
 
-    kind = "hdf5"
     may_skip = True
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         super().__init__(files, names_of(columns, "datasets keep their types: give a list of names"))
-        self._open_files = _OpenFiles()
 
     def look(self) -> list[SampleBatch]:
         first = self._first()
@@ -70,7 +65,7 @@ class HDF5Source(DecodedSource):
             self.notes = notes
             self.fields = checked_fields([*fields, *(field for field, _ in self.shared)])[: len(fields)]
             read = {name: datasets[name] for name in rows}
-            return [self._read(read, SourcePiece(first, 0, END), common_length(read), SAMPLED_SIZE)]
+            return [self._rows(read, first, 0, SAMPLED_SIZE)[0]]
 
     def _chosen(
         self, file: Any, before: Callable[[Any], object] = lambda group: None
@@ -133,12 +128,14 @@ class HDF5Source(DecodedSource):
             datasets, _ = self._chosen(file, partial(fetch_headers, self.files.fs, self.files.paths[number]))
             return any(datasets[name].shape[0] for name in _with_rows(datasets))
 
-    def read(self, piece: SourcePiece) -> SampleBatch:
-        with self._file(piece.file) as file:
+    def read(self, number: int) -> Iterator[SampleBatch]:
+        with self._file(number) as file:
             datasets = {field.name: dataset_at(file, field.name) for field in self.fields}
-            if not piece.start:
-                self._check(file, datasets)
-            return self._read(datasets, piece, common_length(datasets), PIECE)
+            self._check(file, datasets)
+            row, n = 0, common_length(datasets)
+            while row < n:
+                batch, row = self._rows(datasets, number, row, PIECE)
+                yield batch
 
     def _check(self, file: Any, datasets: dict[str, Any]) -> None:
         """Raise ValueError if the datasets of a file differ from the first file's."""
@@ -157,15 +154,23 @@ class HDF5Source(DecodedSource):
 
     @contextlib.contextmanager
     def _file(self, number: int) -> Iterator[Any]:
-        """Return a context manager for an open file. Its ValueErrors name the file."""
-        with self._open_files.file(self.files, number) as file:
+        """Return a context manager for an open file. Its ValueErrors name the file. Raises BadFile if it is not HDF5."""
+        where = self.files.shown(number)
+        with self.files.fs.open(self.files.paths[number], "rb") as raw:
             try:
-                yield file
-            except ValueError as error:
-                raise ValueError(f"{self.files.shown(number)}: {error}") from error
+                file = h5py.File(raw, "r")
+            except OSError as error:
+                why = "it is of NetCDF 3; nccopy -k nc4 makes NetCDF 4 of it"
+                why = why if self.files.head(number, 3) == b"CDF" else str(error)
+                raise BadFile(where, f"h5py cannot read it as HDF5: {why}") from error
+            with file:
+                try:
+                    yield file
+                except ValueError as error:
+                    raise ValueError(f"{where}: {error}") from error
 
-    def _read(self, datasets: dict[str, Any], piece: SourcePiece, n: int, size: int) -> SampleBatch:
-        """Read rows from the start of a piece on, about `size` bytes, of a file with `n` rows."""
+    def _rows(self, datasets: dict[str, Any], number: int, start: int, size: int) -> tuple[SampleBatch, int]:
+        """Read about `size` bytes of rows; return them, and the number of the next row."""
         ragged = [field for field in self.fields if field.is_ragged]
         fixed = [field for field in self.fields if not field.is_ragged]
         rows = max(1, size // max(1, sum(field.row_size for field in fixed)))
@@ -173,70 +178,37 @@ class HDF5Source(DecodedSource):
         if largest and (chunks := datasets[largest.name].chunks):
             # Whole HDF5 chunks of the largest dataset, so that each is decoded once.
             rows = max(chunks[0], rows // chunks[0] * chunks[0])
-        stop = min(n, piece.start + rows)
+        stop = min(common_length(datasets), start + rows)
         parts = {field.name: [(np.empty(0, field.dtype), np.empty(0, np.int64))] for field in ragged}
-        at, step, n_bytes = piece.start, 1, 0
+        at, step, n_bytes = start, 1, 0
         while ragged and at < stop and n_bytes < size:
             end, before = min(stop, at + step), n_bytes
             for field in ragged:
-                parts[field.name].append(self._values(datasets, field, piece, at, end))
+                parts[field.name].append(self._values(datasets, field, number, at, end))
                 n_bytes += sum(array.nbytes for array in parts[field.name][-1])
             # Few rows at first, because their size is unknown before.
             estimate = (end - at) * READ_SIZE // (n_bytes - before)
             at, step = end, max(1, min(2 * step, estimate, ROWS))
         stop = at if ragged else stop
-        values = {field.name: self._values(datasets, field, piece, piece.start, stop)[0] for field in fixed}
+        values = {field.name: self._values(datasets, field, number, start, stop)[0] for field in fixed}
         values |= {name: np.concatenate([values for values, _ in found]) for name, found in parts.items()}
         sizes = {name: np.concatenate([sizes for _, sizes in found]) for name, found in parts.items()}
-        return SampleBatch(stop - piece.start, values, sizes, END if stop == n else stop)
+        return SampleBatch(values, sizes), stop
 
     def _values(
-        self, datasets: dict[str, Any], field: Field, piece: SourcePiece, start: int, stop: int
+        self, datasets: dict[str, Any], field: Field, number: int, start: int, stop: int
     ) -> tuple[Array, Array]:
         try:
             return _values(datasets[field.name], field, start, stop)
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"the rows from {piece.start:,} on: {field.name!r} is not valid UTF-8: {error}; leave it out: columns=[...]"
+                f"the rows from {start:,} on: {field.name!r} is not valid UTF-8: {error}; leave it out: columns=[...]"
             ) from error
         except Exception as error:  # h5py and the filesystem raise errors of many types
-            error.add_note(f"in {self.shown(piece)}, dataset {field.name!r}")
+            error.add_note(
+                f"in {self.files.shown(number)}, the rows from {start:,} on, dataset {field.name!r}"
+            )
             raise
-
-    def shown(self, piece: SourcePiece) -> str:
-        return f"{self.files.shown(piece.file)}, the rows from {piece.start:,} on"
-
-
-class _OpenFiles:
-    """The open HDF5 files of this process, under one lock: the HDF5 library runs one call at a time.
-
-    It pickles empty.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._files: dict[int, tuple[Any, Any]] = {}
-
-    def __reduce__(self) -> Any:
-        return type(self), ()
-
-    @contextlib.contextmanager
-    def file(self, files: SourceFiles, number: int) -> Iterator[Any]:
-        """Return a context manager for an open file, with the lock held. Raises BadFile if it is not HDF5."""
-        with self._lock:
-            if number not in self._files:
-                while len(self._files) >= MAX_OPEN:
-                    for each in self._files.pop(next(iter(self._files))):
-                        each.close()
-                raw = files.fs.open(files.paths[number], "rb")
-                try:
-                    self._files[number] = h5py.File(raw, "r"), raw
-                except OSError as error:
-                    why = "it is of NetCDF 3; nccopy -k nc4 makes NetCDF 4 of it"
-                    why = why if files.head(number, 3) == b"CDF" else str(error)
-                    raw.close()
-                    raise BadFile(files.shown(number), f"h5py cannot read it as HDF5: {why}") from error
-            yield self._files[number][0]
 
 
 def _with_rows(datasets: dict[str, Any]) -> list[str]:

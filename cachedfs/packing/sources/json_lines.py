@@ -13,7 +13,6 @@ import pyarrow.json
 from cachedfs.packing.pack_types import SampleBatch
 from cachedfs.packing.sources.arrow_columns import arrow_type, as_json
 from cachedfs.packing.sources.arrow_types import empty_table
-from cachedfs.packing.sources.records import Chunk
 from cachedfs.packing.sources.tables import TableSource, stated_names
 from cachedfs.packing.sources.text_lines import TextLines
 
@@ -31,7 +30,6 @@ class JSONSource(TextLines, TableSource):
     would guess or fill in their values.
     """
 
-    kind = "jsonl"
     _types = pa.schema([])  # of the keys that Arrow parses
     _expected: set[str] | None = None  # keys that a line may have; None: any
 
@@ -54,7 +52,7 @@ class JSONSource(TextLines, TableSource):
         )
         self._expected = {*keys} if self._wanted is None else None
         firsts = [(file, data) for file, at, data in parts if not at]
-        return [self.checked(Chunk(0, data.count(b"\n") + 1, data, False), file) for file, data in firsts]
+        return [self.checked(data, file) for file, data in firsts]
 
     def _objects(self, file: int, at: int, data: bytes) -> list[dict[str, Any]]:
         """Return the objects in a part of a file; none if the part is bad, which is named when it is packed."""
@@ -63,9 +61,8 @@ class JSONSource(TextLines, TableSource):
         except ValueError:
             if at:
                 return []
-            chunk = Chunk(0, data.count(b"\n") + 1, data, False)
             found: list[dict[str, Any]] = self.checked(
-                chunk, file, lambda lines, _: [*_objects_of(lines, "replace")]
+                data, file, 0, lambda lines, _: [*_objects_of(lines, "replace")]
             )
             return found
 

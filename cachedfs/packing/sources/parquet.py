@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -12,8 +11,7 @@ import pyarrow.parquet as pq
 
 from cachedfs.packing.pack_types import SampleBatch
 from cachedfs.packing.sources.arrow_types import empty_table, structs_of, unfolded
-from cachedfs.packing.sources.records import Chunk
-from cachedfs.packing.sources.sample_source import PIECE, BadFile
+from cachedfs.packing.sources.sample_source import BadFile
 from cachedfs.packing.sources.source_tools import looked_at, spread
 from cachedfs.packing.sources.tables import TableSource, stated_names
 
@@ -33,7 +31,6 @@ class ParquetSource(TableSource):
     Structs that hold bytes, such as Hugging Face images, are split: `image.bytes` is a column.
     """
 
-    kind = "parquet"
     may_skip = True
     _row_size = READ // ROWS  # bytes of a decoded row, until `look` has found it
 
@@ -47,7 +44,7 @@ class ParquetSource(TableSource):
         size, n = sum(each.nbytes for each in rows.values()), sum(map(len, rows.values()))
         self._row_size = max(1, size // max(1, n))
         self.plan([(i, rows.get(i, empty_table(schema))) for i, schema in schemas.items()], gaps)
-        return [self.checked(Chunk(0, len(table), table, False), i) for i, table in rows.items()]
+        return [self.checked(table, i) for i, table in rows.items()]
 
     def _schemas(self, some: list[int], others: list[int]) -> tuple[dict[int, pa.Schema], set[str]]:
         """Return the schemas of some files with rows, and the names of columns with missing values.
@@ -81,25 +78,22 @@ class ParquetSource(TableSource):
     def _sampled(self, number: int) -> pa.Table:
         found, size = list[pa.Table](), 0
         with self.files.noted(number):
-            for table in chain.from_iterable(tables for _, tables in self.runs(number, 0)):
+            for table in self.chunks(number):
                 found.append(table)
                 size += table.nbytes
                 if size > SAMPLED_SIZE or len(found) >= SAMPLED_BATCHES:
                     break
         return pa.concat_tables(found)
 
-    def runs(self, file: int, start: int) -> Iterator[tuple[int, Iterator[pa.Table]]]:
-        with self._file(file) as opened:
-            schema, row = opened.schema_arrow, 0
+    def chunks(self, number: int) -> Iterator[pa.Table]:
+        with self._file(number) as file:
+            schema = file.schema_arrow
             paths = _names_of(schema)
             wanted = [path for path in paths if {*paths[path]} & {*(self._wanted or ())}] or [*paths][:1]
             columns = None if self._wanted is None else wanted  # at least one, which tells the number of rows
-            for groups, n_rows in _row_groups(opened.metadata):
-                if row + n_rows > start:
-                    n = max(1, READ // self._row_size)
-                    batches = opened.iter_batches(n, groups, columns, use_threads=False)
-                    yield row, (_named(pa.Table.from_batches([batch]), schema) for batch in batches)
-                row += n_rows
+            n = max(1, READ // self._row_size)
+            for batch in file.iter_batches(n, columns=columns, use_threads=False):
+                yield _named(pa.Table.from_batches([batch]), schema)
 
     @contextmanager
     def _file(self, number: int) -> Iterator[pq.ParquetFile]:
@@ -116,31 +110,16 @@ class ParquetSource(TableSource):
             yield file
 
 
-class FeatherSource(TableSource):
+class FeatherSource(ParquetSource):
     """A source with one sample for each row of Feather and Arrow IPC files, and one field for each column."""
 
-    kind = "feather"
-    may_skip = True
+    def _described(self, number: int) -> tuple[pa.Schema, int, set[str]]:
+        first = next(filter(len, self.chunks(number)), pa.table({}))
+        return first.schema, len(first), {name for name in first.column_names if first[name].null_count}
 
-    def look(self) -> list[SampleBatch]:
-        numbers = self.files.numbers
-        some = [numbers[i] for i in spread(len(numbers), SAMPLED)]
-        found = {i: table for i, table in looked_at(some, self._first) if len(table)}
-        if not found:
-            raise ValueError(f"{self.files.url}: nothing to pack: no file has rows")
-        self.plan([*found.items()])
-        return [self.checked(Chunk(0, len(table), table, False), i) for i, table in found.items()]
-
-    def _first(self, number: int) -> pa.Table:
-        [(_, tables), *_] = self.runs(number, 0)
-        return next(tables, pa.table({}))
-
-    def runs(self, file: int, start: int) -> Iterator[tuple[int, Iterator[pa.Table]]]:
-        yield 0, self._tables(file)
-
-    def _tables(self, file: int) -> Iterator[pa.Table]:
-        with self.files.open(file) as raw:
-            for batch in _arrow_batches(raw, self.files.shown(file)):
+    def chunks(self, number: int) -> Iterator[pa.Table]:
+        with self.files.open(number) as raw:
+            for batch in _arrow_batches(raw, self.files.shown(number)):
                 yield _named(pa.Table.from_batches([batch]), batch.schema)
 
 
@@ -157,20 +136,6 @@ def _arrow_batches(raw: Any, where: str) -> Iterator[pa.RecordBatch]:
         return
     for i in range(opened.num_record_batches):
         yield opened.get_batch(i)
-
-
-def _row_groups(metadata: Any) -> Iterator[tuple[list[int], int]]:
-    """Yield row groups that are read together, up to `PIECE` bytes or a single one, and their number of rows."""
-    groups, n, size = list[int](), 0, 0
-    for i in range(metadata.num_row_groups):
-        group = metadata.row_group(i)
-        if groups and size + group.total_byte_size > PIECE:
-            yield groups, n
-            groups, n, size = [], 0, 0
-        groups.append(i)
-        n, size = n + group.num_rows, size + group.total_byte_size
-    if n:
-        yield groups, n
 
 
 def _names_of(schema: pa.Schema) -> dict[str, list[str]]:

@@ -1,40 +1,30 @@
-"""Base classes of sources, the listing of their files, and a cache of decoded batches."""
+"""The base class of sources, and the listing of their files."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import io
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from cachedfs.common.urls import filesystem_at
 from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, infos_at, infos_of, paths_of
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.packing.pack_types import (
-    END,
-    Array,
-    Field,
-    FieldSpan,
-    PieceCounts,
-    SampleBatch,
-    SourcePiece,
-    version_of,
-)
+from cachedfs.packing.pack_types import Array, Field, SampleBatch, empty_batch
 
-__all__ = ["MAX_SAMPLE", "NAMES", "PIECE", "BadFile", "BatchCache", "DecodedSource", "Item"]
-__all__ += ["SampleSource", "SourceFiles"]
+__all__ = ["MAX_SAMPLE", "NAMES", "PIECE", "BadFile", "Counts", "SampleSource", "SourceFiles", "version_of"]
 
-Item = str | tuple[str, int, int]
-PIECE = 16 << 20  # bytes of a source that are read and decoded as one piece
+PIECE = 16 << 20  # bytes of a source that are read and decoded at a time
+PER_PART = 4096  # most files that are read as one part
 # Largest sample in bytes, if it must fit in memory. Samples that are copied as bytes may have any size.
 MAX_SAMPLE = 128 << 20
-MAX_DECODED = 128 << 20  # decoded bytes that stay in memory until they are written
 NAMES = "names"  # field with the name of each sample in the source
+# Listing keys, in order of preference, whose value changes with the content of a file.
+VERSIONS = ["generation", "md5Checksum", "ETag", "etag", "mtime", "LastModified", "last_modified", "modified"]
+VERSIONS += ["created"]
 
 
 class BadFile(ValueError):
@@ -46,6 +36,13 @@ class BadFile(ValueError):
 
     def __str__(self) -> str:
         return f"{self.args[0]}: {self.reason}"
+
+
+class Counts(NamedTuple):
+    """What is known of some files when their samples are counted: lengths of big fields; small fields, and all sizes."""
+
+    lengths: dict[str, int]
+    batches: list[SampleBatch]
 
 
 class SourceFiles:
@@ -97,7 +94,7 @@ class SourceFiles:
 
     @property
     def size(self) -> int:
-        return int(self.sizes.sum())
+        return int(self.sizes.sum() - self.sizes[[*self.removed]].sum())
 
     @property
     def digest(self) -> str:
@@ -130,7 +127,6 @@ class SourceFiles:
             else:
                 removed.append(number)
         if n == len(self) and removed:
-            sizes[removed] = 0
             self.removed = frozenset(removed)
             self._set(paths, sizes, keys)
 
@@ -162,6 +158,12 @@ class SourceFiles:
         if hasattr(self.fs, "invalidate_cache") and not is_offline:
             self.fs.invalidate_cache()
         return SourceFiles(self._urls, self._options)
+
+    def items(self, numbers: Iterable[int]) -> Iterator[tuple[str, int, int]]:
+        """Yield what `fs.prefetch` needs to fetch some files."""
+        for number in numbers:
+            if self.sizes[number] and number not in self.removed:
+                yield self.paths[number], 0, int(self.sizes[number])
 
     def head(self, number: int, n: int) -> bytes:
         """Return the first `n` bytes of a file."""
@@ -198,19 +200,18 @@ class SourceFiles:
 
 
 class SampleSource:
-    """Base class of sources, which read samples piece by piece.
+    """Base class of sources, which read the samples of files in order.
 
-    Sources pickle, and any thread may call them. `look` sets `fields`, `shared` and `group_attributes`. The plan then replaces them by the same
-    fields with `is_small` set.
+    Sources pickle. `look` sets `fields`, `shared` and `group_attributes`. The plan then replaces the fields by the same
+    ones with `is_small` set.
     """
 
-    kind: ClassVar[str]
-    is_known: ClassVar[bool] = False  # True: `measure` needs no request
-    is_decoded: ClassVar[bool] = False  # True: reading a piece decodes all its fields
     may_skip: ClassVar[bool] = False  # True: files that cannot be read or decoded can be left out
+    is_prefetched = True  # False: reads of many files are requested together
     notes: Sequence[str] = ()  # what `look` found and the user should know
     fields: tuple[Field, ...] = ()
     shared: Sequence[tuple[Field, Array]] = ()  # arrays that are not cut into samples, with all their axes
+    total_size: int | None = None  # bytes of all big fields, if they are the files' bytes
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         self.files, self.columns = files, columns
@@ -221,107 +222,43 @@ class SampleSource:
         """Set `fields`, and return some samples. The caller must call it once, before any other method."""
         raise NotImplementedError
 
-    def pieces(self) -> Iterable[SourcePiece]:
-        """Return the pieces in sample order.
+    def parts(self) -> list[range]:
+        """Return the numbers of the files, cut into parts that are read one by one: a large file, or many small ones."""
+        found, start, size = [], 0, 0
+        for number, n in enumerate(self.files.sizes.tolist()):
+            if number > start and (size + n > PIECE or number == start + PER_PART):
+                found.append(range(start, number))
+                start, size = number, 0
+            size += n
+        return [*found, range(start, len(self.files))]
 
-        If a piece stops at END, `measure` returns the start of the piece that continues it, or END.
-        """
-        return [SourcePiece(number, 0, END) for number in self.files.numbers]
-
-    def piece_of(self, number: int) -> SourcePiece:
-        """Return the piece where a file begins."""
-        return SourcePiece(number, 0, END)
-
-    def measure(self, piece: SourcePiece) -> PieceCounts:
-        """Count the samples of a piece, and read its small fields.
-
-        Raises BadFile for a file that can be left out if nothing of it has been packed.
-        """
-        raise NotImplementedError
-
-    def rows(self, field: Field, span: FieldSpan, box: tuple[slice, ...], counts: PieceCounts) -> Array:
-        """Return rows, or elements of a ragged field.
-
-        `box` slices each sample along its own axes. `counts` are those of the piece; empty if the source is decoded.
-        """
-        raise NotImplementedError
-
-    def items(self, piece: SourcePiece) -> Iterator[Item]:
-        """Yield the `fs.prefetch` items of a piece: paths or (path, start, stop)."""
-        if not piece.start:
-            yield self.files.paths[piece.file], 0, int(self.files.sizes[piece.file])
-
-    @property
-    def total_size(self) -> int | None:
-        """Bytes of all big fields, if they are the files' bytes; None if unknown before reading."""
+    def known(self, numbers: range) -> Counts | None:
+        """Return the counts of some files if the listing tells them."""
         return None
 
-    def shown(self, piece: SourcePiece) -> str:
-        """Return the name of a piece for error messages."""
-        return self.files.shown(piece.file)
+    def batches(self, numbers: range) -> Iterator[SampleBatch]:
+        """Read some files in order, a few MB at a time."""
+        for number in numbers:
+            if number in self.files.removed:
+                continue
+            is_begun = False
+            try:
+                for batch in self.read(number):
+                    yield batch
+                    is_begun = True
+            except BadFile as error:
+                if is_begun:  # samples of this file may be in the store
+                    raise
+                yield empty_batch(self.fields, {number: error.reason})
 
-
-class DecodedSource(SampleSource):
-    """Base class of sources that decode a piece at once, with all its fields. Decoded batches are cached."""
-
-    is_decoded = True
-
-    def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
-        super().__init__(files, columns, **options)
-        self._batches = BatchCache(MAX_DECODED)
-
-    def read(self, piece: SourcePiece) -> SampleBatch:
-        """Read and decode a piece."""
+    def read(self, number: int) -> Iterator[SampleBatch]:
+        """Read a file. Raises BadFile for one that can be left out if nothing of it was returned."""
         raise NotImplementedError
 
-    def measure(self, piece: SourcePiece) -> PieceCounts:
-        return self._batches.get(piece, self.read).counts(self.fields)
 
-    def rows(self, field: Field, span: FieldSpan, box: tuple[slice, ...], counts: PieceCounts) -> Array:
-        batch = self._batches.get(span.piece, self.read)
-        return batch.values[field.name][(slice(span.start, span.stop), *box)]
-
-
-class BatchCache:
-    """A cache of decoded batches, up to `size` bytes. Concurrent calls for one piece decode it once.
-
-    It evicts batches in source order, and not by last use, because batches are written in source order. It pickles
-    empty.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._lock = threading.Lock()
-        self._batches: dict[SourcePiece, Future[SampleBatch]] = {}
-
-    def __reduce__(self) -> Any:
-        return type(self), (self._size,)
-
-    def get(self, piece: SourcePiece, read: Callable[[SourcePiece], SampleBatch]) -> SampleBatch:
-        with self._lock:
-            future = self._batches.get(piece)
-            if is_new := future is None:
-                future = self._batches[piece] = Future()
-        if is_new:
-            try:
-                future.set_result(read(piece))
-            except BaseException as error:  # an interrupt, too: other threads wait for this future
-                with self._lock:
-                    del self._batches[piece]
-                future.set_exception(error)
-                raise
-            self._evict(piece)
-        return future.result()
-
-    def _evict(self, wanted: SourcePiece) -> None:
-        with self._lock:
-            done = [(piece, future) for piece, future in self._batches.items() if future.done()]
-            sizes = {piece: future.result().nbytes for piece, future in sorted(done)}
-            over = sum(sizes.values()) - self._size
-            for piece, size in sizes.items():
-                if over > 0 and piece != wanted:
-                    del self._batches[piece]
-                    over -= size
+def version_of(info: Mapping[str, Any]) -> str:
+    """Return the version of a file in a listing, which changes with its content; "" without one."""
+    return next((str(info[key]) for key in VERSIONS if info.get(key) is not None), "")
 
 
 def _key(path: str, info: Mapping[str, Any]) -> int:

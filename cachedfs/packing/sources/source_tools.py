@@ -11,7 +11,7 @@ import numpy as np
 from cachedfs.packing.pack_types import BESIDE, OFFSETS, Array, Field
 from cachedfs.packing.sources.sample_source import BadFile
 
-__all__ = ["checked_fields", "is_array_name", "joined", "looked_at", "names_of", "spread", "within"]
+__all__ = ["checked_fields", "is_array_name", "joined", "looked_at", "names_of", "spread"]
 
 Looked = TypeVar("Looked")
 
@@ -83,14 +83,3 @@ def spread(n: int, most: int) -> list[int]:
     if n <= most:
         return list(range(n))
     return sorted({round(i * (n - 1) / max(1, most - 1)) for i in range(most)})
-
-
-def within(sizes: Array, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Yield `(i, first, last)`: the part of each sample that is in the bytes from `start` to `stop` of all samples."""
-    ends = np.cumsum(sizes)
-    i = int(np.searchsorted(ends, start, side="right"))
-    while start < stop:
-        size, end = int(sizes[i]), int(ends[i])
-        if size:
-            yield i, start - (end - size), min(stop, end) - (end - size)
-        start, i = end, i + 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -13,8 +13,8 @@ import pyarrow as pa
 from cachedfs.packing.pack_types import SampleBatch
 from cachedfs.packing.sources.arrow_columns import batch_of, cast, chosen, fields_of, unified
 from cachedfs.packing.sources.arrow_types import decoded
-from cachedfs.packing.sources.records import Chunk, RecordSource
-from cachedfs.packing.sources.sample_source import PIECE, SourceFiles
+from cachedfs.packing.sources.records import RecordSource
+from cachedfs.packing.sources.sample_source import SourceFiles
 
 __all__ = ["TableSource", "stated_names"]
 
@@ -36,15 +36,8 @@ class TableSource(RecordSource):
         self._hive = Hive(files)
         self.notes: list[str] = []
 
-    def runs(self, file: int, start: int) -> Iterator[tuple[int, Iterator[pa.Table]]]:
-        """Yield (row, small tables) of the parts of a file in order, from the part with row `start` on.
-
-        Chunks do not cross the ends of these parts.
-        """
-        raise NotImplementedError
-
     def natural(self, records: Any) -> pa.Table:
-        """Return records of a chunk with columns of the types that were found."""
+        """Return records as a table with columns of the types that were found."""
         return records
 
     def plan(self, sampled: list[tuple[int, pa.Table]], gaps: Iterable[str] = ()) -> None:
@@ -74,19 +67,9 @@ class TableSource(RecordSource):
             [(name, pa.null() if name in self._given else type_) for name, type_ in types.items()]
         )
 
-    def batch(self, records: Any, file: int) -> SampleBatch:
-        table = self._hive.added(self.natural(records), file)
+    def batch(self, records: Any, number: int) -> SampleBatch:
+        table = self._hive.added(self.natural(records), number)
         return batch_of(cast(table, self._schema), self.fields)
-
-    def chunks(self, file: int, start: int) -> Iterator[Chunk]:
-        last: Chunk | None = None
-        for row, tables in self.runs(file, start):
-            for chunk in _grouped(row, tables):
-                if last is not None:
-                    yield last
-                last = chunk
-        if last is not None:
-            yield last._replace(is_last=True)
 
     def _selected(self, schema: pa.Schema) -> pa.Schema:
         """Return the chosen columns. Raises ValueError if one does not exist."""
@@ -147,19 +130,6 @@ def _type_of_folders(values: set[str | None]) -> pa.DataType:
     except pa.ArrowInvalid:
         return pa.string()
     return pa.float64() if None in values else pa.int32()
-
-
-def _grouped(row: int, tables: Iterable[pa.Table]) -> Iterator[Chunk]:
-    """Yield tables together in chunks of about `PIECE` bytes; `row` is the first one."""
-    parts, n, size = list[pa.Table](), 0, 0
-    for table in tables:
-        parts.append(table)
-        n, size = n + len(table), size + table.nbytes
-        if size >= PIECE:
-            yield Chunk(row, n, pa.concat_tables(parts), False)
-            row, parts, n, size = row + n, [], 0, 0
-    if parts:
-        yield Chunk(row, n, pa.concat_tables(parts), False)
 
 
 def stated_names(names: Iterable[str]) -> list[str]:

@@ -10,22 +10,23 @@ from typing import Any
 from cachedfs.datasets.text_streams import decompressed, is_compressed
 from cachedfs.packing.pack_types import Field, SampleBatch
 from cachedfs.packing.sources.arrow_columns import chosen
-from cachedfs.packing.sources.records import Chunk, RecordSource
-from cachedfs.packing.sources.sample_source import MAX_SAMPLE, PIECE, SourceFiles
+from cachedfs.packing.sources.records import RecordSource
+from cachedfs.packing.sources.sample_source import MAX_SAMPLE, SourceFiles
 from cachedfs.packing.sources.source_tools import joined, spread
 
-__all__ = ["LineSource", "TextLines", "opened", "parts_of", "read_up_to"]
+__all__ = ["LineSource", "TextLines", "opened", "parts_of"]
 
 SAMPLED = 16  # files that `look` reads, and parts of the source if it has fewer files
 PART = 512 << 10  # bytes of such a part
+PIECE = 8 << 20  # bytes of lines that are parsed at a time
 READ = 1 << 20  # bytes in one read
 
 
 @contextlib.contextmanager
-def opened(files: SourceFiles, file: int) -> Iterator[Any]:
+def opened(files: SourceFiles, number: int) -> Iterator[Any]:
     """Return a context manager for the decompressed content of a file."""
-    path = files.paths[file]
-    with files.open(file) as raw:
+    path = files.paths[number]
+    with files.open(number) as raw:
         if not is_compressed(path):
             yield raw
             return
@@ -48,18 +49,19 @@ def parts_of(files: SourceFiles) -> Iterator[tuple[int, int, bytes]]:
     Of compressed files it yields only the start, because all before the others would be decompressed.
     """
     sizes = files.sizes.tolist()
-    nonempty = [file for file, size in enumerate(sizes) if size]
+    nonempty = [number for number, size in enumerate(sizes) if size]
     if not nonempty:
         raise ValueError(f"{files.url}: nothing to pack: all files are empty")
-    chosen_files = [nonempty[i] for i in spread(len(nonempty), SAMPLED)]
-    n = max(2, SAMPLED // len(chosen_files))
-    for file in chosen_files:
-        with opened(files, file) as stream:
-            yield file, 0, read_up_to(stream, PART)
-        if sizes[file] > PART and not is_compressed(files.paths[file]):
-            starts = sorted({max(PART, (sizes[file] - PART) * i // n) for i in range(1, n + 1)})
-            datas = files.ranges((file, at, min(at + PART, sizes[file])) for at in starts)
-            yield from ((file, at, data) for at, data in zip(starts, datas, strict=True))
+    some = [nonempty[i] for i in spread(len(nonempty), SAMPLED)]
+    n = max(2, SAMPLED // len(some))
+    for number in some:
+        with opened(files, number) as stream:
+            yield number, 0, read_up_to(stream, PART)
+        size = sizes[number]
+        if size > PART and not is_compressed(files.paths[number]):
+            starts = sorted({max(PART, (size - PART) * i // n) for i in range(1, n + 1)})
+            datas = files.ranges((number, at, min(at + PART, size)) for at in starts)
+            yield from ((number, at, data) for at, data in zip(starts, datas, strict=True))
 
 
 class TextLines(RecordSource):
@@ -67,43 +69,40 @@ class TextLines(RecordSource):
 
     record = "line"
 
-    def chunks(self, file: int, start: int) -> Iterator[Chunk]:
+    def chunks(self, number: int) -> Iterator[bytes]:
         """Yield blocks of complete lines. Raises ValueError for a line of more than `MAX_SAMPLE` bytes."""
-        with opened(self.files, file) as stream:
-            at, rest, more = 0, b"", read_up_to(stream, PIECE).removeprefix(codecs.BOM_UTF8)
-            while True:
+        with opened(self.files, number) as stream:
+            rest, more = b"", read_up_to(stream, PIECE).removeprefix(codecs.BOM_UTF8)
+            while rest or more:
                 data, more = rest + more, read_up_to(stream, max(PIECE, 2 * len(rest)))
                 end = data.rfind(b"\n") + 1 if more else len(data)
                 if not end and len(data) > MAX_SAMPLE:
                     raise ValueError(
-                        f"{self.files.shown(file)}: a line of more than {MAX_SAMPLE:,} bytes is not packed by line; "
+                        f"{self.files.shown(number)}: a line of more than {MAX_SAMPLE:,} bytes is not packed by line; "
                         'kind="files" keeps the bytes of whole files, of any size'
                     )
                 rest = data[end:]
-                if end or not more:
-                    n = data.count(b"\n", 0, end)
-                    yield Chunk(at, n + (not more), data[:end], not more)
-                    at += n
-                if not more:
-                    return
+                if end:
+                    yield data[:end]
 
-    def part(self, records: bytes, n: int) -> bytes:
+    def n_of(self, records: bytes) -> int:
+        return records.count(b"\n") + (not records.endswith(b"\n"))
+
+    def first(self, records: bytes, n: int) -> bytes:
         return b"".join(line + b"\n" for line in records.split(b"\n")[:n])
 
     def sampled(self) -> list[tuple[int, int, bytes]]:
         """Return (file, position, complete lines) from all over the source."""
         found = []
-        for file, at, data in parts_of(self.files):
+        for number, at, data in parts_of(self.files):
             start = data.find(b"\n") + 1 or len(data) if at else 0
             end = data.rfind(b"\n") + 1 if len(data) >= PART else len(data)
-            found.append((file, at, data[start:end].removeprefix(b"" if at else codecs.BOM_UTF8)))
+            found.append((number, at, data[start:end].removeprefix(b"" if at else codecs.BOM_UTF8)))
         return found
 
 
 class LineSource(TextLines):
     """A source with one sample for each line that is not empty: its bytes without the line end."""
-
-    kind = "lines"
 
     def look(self) -> list[SampleBatch]:
         _, columns = chosen(self.columns)
@@ -115,9 +114,11 @@ class LineSource(TextLines):
         datas = [data for _, _, data in self.sampled()]
         is_text = given == "utf8" or (given is None and all(map(_is_utf8, datas)))
         self.fields = (Field("data", "uint8", is_ragged=True, means="utf-8" if is_text else "bytes"),)
+        if not any(map(is_compressed, self.files.paths)):
+            self.total_size = self.files.size
         return [_samples_of(data) for data in datas]
 
-    def batch(self, records: bytes, file: int) -> SampleBatch:
+    def batch(self, records: bytes, number: int) -> SampleBatch:
         if self.fields[0].means == "utf-8":
             records.decode()
         return _samples_of(records)
@@ -131,17 +132,13 @@ class LineSource(TextLines):
             'columns={"data": "bytes"} (--column data=bytes) packs lines as bytes'
         )
 
-    @property
-    def total_size(self) -> int | None:
-        return None if any(map(is_compressed, self.files.paths)) else self.files.size
-
 
 def _samples_of(data: bytes) -> SampleBatch:
     lines = data.split(b"\n")
     if b"\r" in data:
         lines = [line.removesuffix(b"\r") for line in lines]
     values, sizes = joined(filter(None, lines))
-    return SampleBatch(len(sizes), {"data": values}, {"data": sizes})
+    return SampleBatch({"data": values}, {"data": sizes})
 
 
 def _is_utf8(data: bytes) -> bool:

@@ -1,0 +1,71 @@
+"""The command `share`: make a shared cache, see what is in it, and keep it within a size."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from typing import Annotated
+
+import typer
+from rich.filesize import decimal
+
+from cachedfs.cli.arguments import CommonOptions, argument, command, option
+from cachedfs.cli.output import minute_of
+from cachedfs.common.text import counted
+from cachedfs.config import parse_size
+
+__all__ = ["share"]
+
+ACTIONS = ("init", "stats", "clean")
+
+
+@command(
+    "cachedfs share init /data/cachedfs --group research",
+    "cachedfs share stats /data/cachedfs",
+    "cachedfs share clean /data/cachedfs --size 2TB",
+    common=("as_json", "debug"),
+)
+def share(
+    common: CommonOptions,
+    action: Annotated[str, argument("init|stats|clean", "What to do.")],
+    folder: Annotated[str, argument("FOLDER", "The folder of a shared cache.")],
+    group: Annotated[str | None, option("NAME", "With init: who reads and writes.")] = None,
+    size: Annotated[str | None, option("SIZE", "With clean: what may stay, as 2TB.")] = None,
+) -> None:
+    """Make, show and clean the folder of a shared cache.
+
+    init makes it for a group. clean removes the files that were not used for
+    longest, and temporary files older than a day, while others read and write.
+    """
+    if action not in ACTIONS:
+        raise typer.BadParameter(f"expected one of {', '.join(ACTIONS)}", param_hint="ACTION")
+    if (action == "clean") != (size is not None):
+        raise typer.BadParameter("clean needs it, and nothing else", param_hint="--size")
+    from cachedfs.shared.shared_folder import SharedFolder
+    from cachedfs.shared.upkeep import clean, files_of, make_for_group
+
+    path = os.path.abspath(os.path.expanduser(folder))
+    if action == "init":
+        make_for_group(path, group)
+        common.show({"folder": path}, f"set shared_cache={path}, or FSSPEC_CACHEDFS_SHARED_CACHE, to use it")
+        return
+    shared = SharedFolder(path, trust="anyone", is_read_only=True)
+    shared.check()
+    if size is not None:
+        most = parse_size(size)
+        if isinstance(most, float):
+            raise typer.BadParameter("expected bytes or a size like 200GB", param_hint="--size")
+        now = shared.now()
+        done = clean(shared, most, now=time.time() if now is None else now)
+        removed = f"{counted(done.removed, 'file')} of {decimal(done.bytes_removed)} removed"
+        common.show(done._asdict(), f"{removed}; {counted(done.files, 'file')} of {decimal(done.bytes)} left")
+        return
+    files = list(files_of(shared))
+    total = sum(file.size for file in files)
+    oldest = min((file.used_at for file in files), default=None)
+    at = None if oldest is None else datetime.datetime.fromtimestamp(oldest, datetime.UTC)
+    text = f"{counted(len(files), 'file')}, {decimal(total)}"
+    used = "" if at is None else f"; the longest unused was used at {minute_of(at)}"
+    found = {"folder": path, "files": len(files), "bytes": total, "oldest_use": at}
+    common.show(found, text + used, err=False)
