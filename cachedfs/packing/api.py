@@ -283,7 +283,7 @@ class Packing:
             seconds=round(self._planning_s + time.perf_counter() - started, 3),
             verified=f"verified: {n_stated} objects by the origin's checksum, {len(stored) - n_stated} read back",
             skipped=[f"{name}: {reason}" for name, reason in skipped.items()],
-            notes=[*self.source.notes],  # those of counting, too
+            notes=self.notes,
         )
 
     def _check_source(self) -> None:
