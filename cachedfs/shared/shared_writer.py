@@ -146,6 +146,8 @@ class SharedWriter:
     def _put(self, identity: str, groups: list[BlockGroup]) -> None:
         """Write a file of these blocks: one large piece, or several small ones with the metadata that nobody has yet."""
         try:
+            if self._folder.is_off:
+                return
             self._folder.check()
             if groups and groups[0].size >= LARGE:
                 self._write(identity, groups, [])
@@ -161,7 +163,9 @@ class SharedWriter:
             number = error.errno if isinstance(error, OSError) else None
             if number in _FULL:
                 self._full_until = time.monotonic() + FULL_S
-                self._folder.warn(f"{self._folder.folder} is full, so nothing is shared there: {error}")
+                self._folder.warn(
+                    "full", f"{self._folder.folder} is full, so nothing is shared there: {error}"
+                )
             elif number in _READ_ONLY:
                 self._folder.is_read_only, self._folder.trouble = True, f"it can only be read: {error}"
             logger.debug("not shared: %s", error)

@@ -101,7 +101,7 @@ def test_a_lease_expires_by_the_clock_of_the_folder_unless_it_is_renewed(folder,
     path = f"{folder.path}/{NAME}"
     os.utime(path, (0, os.stat(path).st_mtime - 29))
     assert not theirs.take(NAME)
-    ours.renew()
+    ours.renew([NAME])
     os.utime(path, (0, os.stat(path).st_mtime - 29))
     assert not theirs.take(NAME)
     os.utime(path, (0, os.stat(path).st_mtime - 2))
@@ -166,6 +166,21 @@ def test_a_lease_of_a_read_that_fails_is_released(origin, node, shared):
     with pytest.raises(FileNotFoundError):
         fs.cat_file("b/k")
     until(lambda: not list(shared.rglob("leases/*-*")))
+
+
+def test_a_lease_of_a_read_that_ends_early_is_released(origin, node, shared):
+    origin.put("b/k", noise(20 * MiB))
+    origin.piece_size = 64 * KiB
+    fs = node("a", read_ahead=0)
+    fs.info("b/k")
+    with fs.open("b/k") as file:
+        file.read(10)
+        assert list(shared.rglob("leases/*-*"))
+        file.seek(15 * MiB)
+        file.read(10)
+    until(lambda: not fs._objects.engine.active_requests)
+    leave()
+    assert not list(shared.rglob("leases/*-*"))
 
 
 def test_no_lease_is_left(origin, node, shared):
