@@ -61,6 +61,8 @@ stress: $(STAMP)  ## Long runs of what the suite runs short, and other examples;
 $(VENV)/.works: $(STAMP)
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] > (3, 11))' || { echo "make works runs on Python 3.11: several of its libraries need torch"; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) --editable ".[dev,works]"
+	# They ask for pandas 2, an older pyarrow, and an OpenCV with windows.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "anndata>=0.12" "daft>=0.7" "ultralytics>=8.4"
 	@touch $@
 
 works: $(VENV)/.works  ## The tables of docs/works-with.md and docs/guide-serve.md, with all the libraries in them

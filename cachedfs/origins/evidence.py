@@ -86,12 +86,12 @@ def is_same_evidence(one: str | None, other: str | None) -> bool:
 
 
 def _time(info: Mapping[str, Any]) -> Any:
-    """Return the modification time, or else that of creation; None where the service knows none, which some call 1970."""
+    """Return the time of the last change, or else of creation; None where there is none, which archives call 1970."""
     at = _first(info, _TIMES)
     if at is None and isinstance(since := info.get(_MILLISECONDS), int):
         at = since / 1000
     seconds = _seconds(at)
-    return None if seconds is not None and seconds <= 0 else at
+    return None if seconds is not None and seconds <= 0 and not info.get("ino") else at
 
 
 def _first(info: Mapping[str, Any], names: tuple[str, ...]) -> Any:

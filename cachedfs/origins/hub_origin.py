@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _COMMIT = "X-Repo-Commit"
 _REPOSITORY = re.compile(
-    "(?P<kind>models/|datasets/|spaces/|)(?!(?:models|datasets|spaces|buckets)/)(?P<id>[^/@]+/[^/@]+)"
+    "(?P<kind>(?:models|datasets|spaces|kernels)/|)(?!(?:models|datasets|spaces|kernels|buckets)/)(?P<id>[^/@]+/[^/@]+)"
     "(?:@(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(?P<name>.*))?"
 )
 _RESET_S = re.compile(r"\bt=(\d+)")  # in the header RateLimit: seconds until requests are accepted again

@@ -93,7 +93,13 @@ def test_each_library_is_installed_for_these_tests():
     for ours in (each for each in required if each.name == "cachedfs"):
         names |= {Requirement(each).name for extra in ours.extras for each in extras[extra]}
     # By the Makefile, by distributed.
-    assert {row[0] for row in [*WORKS, *REFUSED]} <= names | {"torch", "dask"}
+    assert {row[0] for row in [*WORKS, *REFUSED]} <= names | {
+        "torch",
+        "anndata",
+        "daft",
+        "ultralytics",
+        "dask",
+    }
 
 
 def test_each_library_was_tried_in_one_version():

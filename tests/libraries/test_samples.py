@@ -155,10 +155,10 @@ def test_chunks_of_litdata_are_read(place, tmp_path, monkeypatch):
 # Images.
 
 
-def picture(shade):
+def picture(shade, size=8):
     image = pytest.importorskip("PIL.Image")
     buffer = io.BytesIO()
-    image.new("RGB", (8, 8), (shade, 0, 0)).save(buffer, "PNG")
+    image.new("RGB", (size, size), (shade, 0, 0)).save(buffer, "PNG")
     return buffer.getvalue()
 
 

@@ -66,6 +66,15 @@ def test_a_store_is_made_of_a_url(place):
         np.testing.assert_array_equal(zarr.open_array(store, mode="r")[:], data)
 
 
+def test_a_store_without_fsspec_has_a_filesystem_that_zarr_reads(place):
+    url, data = place.url("a.zarr"), np.arange(40 * 40).reshape(40, 40)
+    zarr.create_array(url, data=data, chunks=(20, 20))
+    for _ in place.twice():
+        store = CachedStore(url, asynchronous=True)
+        array = zarr.open_array(FsspecStore(store.fs, path=store.root, read_only=True), mode="r")
+        np.testing.assert_array_equal(array[:], data)
+
+
 def test_zarr_accepts_only_the_classes_of_obstore(place):
     store = CachedStore(place.url())
     with pytest.raises(TypeError, match="expected ObjectStore class, got CachedStore"):

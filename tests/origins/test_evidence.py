@@ -77,6 +77,7 @@ def test_what_a_filesystem_reports_is_evidence_of_a_version(filesystem):
 )
 def test_the_start_of_1970_is_no_time(unknown):
     assert evidence_of({"size": 3, "mtime": unknown}) is None
+    assert evidence_of({"size": 3, "mtime": unknown, "ino": 7}) is not None  # a local file may have that time
 
 
 @pytest.mark.parametrize(

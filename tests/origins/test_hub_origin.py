@@ -77,6 +77,7 @@ class TestHub(OriginContract):
         ("me/model/a/b.json", ("me/model", "model", "me/model", None, "a/b.json")),
         ("datasets/me/data", ("datasets/me/data", "dataset", "me/data", None, "")),
         ("datasets/me/data@v1/x", ("datasets/me/data@v1", "dataset", "me/data", "v1", "x")),
+        ("kernels/me/fast/x", ("kernels/me/fast", "kernel", "me/fast", None, "x")),
         ("spaces/me/app@refs/pr/3/a@b", ("spaces/me/app@refs/pr/3", "space", "me/app", "refs/pr/3", "a@b")),
         ("datasets/me/data@a%2Fb/x", ("datasets/me/data@a%2Fb", "dataset", "me/data", "a/b", "x")),
     ],
@@ -221,3 +222,17 @@ def test_an_open_file_stays_at_its_commit(hub):
         start = file.read(10)
         hub.put("train/0.bin", b"x" * 11_000)
         assert start + file.read() == b"train/0.bin" * 1000
+
+
+def test_a_dataset_is_loaded_from_the_hub(hub, tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr("datasets.config.HF_ENDPOINT", hub.endpoint)  # which it passes on
+    rows = "".join(f'{{"n": {n}}}\n' for n in range(1000))
+    url = f"cachedfs::hf://{hub.put('rows.jsonl', rows.encode())}"
+    for sent in ({"resolve": 3}, {}):  # datasets looks it up twice, with other options each time
+        loaded = datasets.load_dataset(
+            "json", data_files=url, split="train", cache_dir=str(tmp_path / str(sent))
+        )
+        assert loaded["n"][:] == [*range(1000)]
+        forget()
+        assert hub.counts() == sent
