@@ -138,7 +138,7 @@ class SharedCache:
         """
         name, pause_s, until = lease_of(key, position), 0.05, time.monotonic() + EXPIRES_S
         subfolder = folder_of_runs(key) if (info.size or 0) >= LARGE else GATHERED
-        while not (self._folder.is_off or self._folder.is_read_only) and time.monotonic() < until:
+        while self._writer.accepts(info) and time.monotonic() < until:
             is_ours = await self._in_time(partial(self._take, name, subfolder))
             if is_ours or self._known.at(key, position) is not None:
                 return name if is_ours else None
