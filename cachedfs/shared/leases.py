@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 
 from cachedfs.shared.gatherer import FILE
 from cachedfs.shared.shared_folder import SharedFolder
@@ -50,9 +51,13 @@ class Leases:
             with contextlib.suppress(OSError):
                 os.unlink(f"{self._folder.path}/{name}")
 
-    def renew(self) -> None:
-        """Let all leases of this process count from now."""
+    def release_all(self) -> None:
         for name in list(self.held):
+            self.release(name)
+
+    def renew(self, names: Iterable[str]) -> None:
+        """Let leases of this process count from now."""
+        for name in names:
             with contextlib.suppress(OSError):
                 os.utime(f"{self._folder.path}/{name}")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -35,10 +35,11 @@ from cachedfs.shared.piece import (
     key_of,
     range_in_name,
 )
+from cachedfs.shared.replies import SharedReply, WatchedReply
 from cachedfs.shared.shared_folder import ANSWERS_S, OpenShared, SharedFolder
-from cachedfs.shared.shared_writer import SharedWriter
+from cachedfs.shared.shared_writer import EXIT_S, SharedWriter
 
-__all__ = ["SharedCache", "SharedReply"]
+__all__ = ["SharedCache"]
 
 logger = logging.getLogger("cachedfs.shared")
 
@@ -56,20 +57,6 @@ _IMPORTED = "cachedfs-shared"  # the origin of a record for each file whose meta
 
 T = TypeVar("T")
 Ask = Callable[[Range], AbstractAsyncContextManager[Reply]]
-
-
-@dataclasses.dataclass
-class SharedReply:
-    """A read that begins with bytes of the shared cache, and may go on with those of the origin."""
-
-    info: ObjectInfo
-    start: int
-    stop: int
-    body: AsyncIterator[bytes]
-    is_checked_at_end = False
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self.body
 
 
 class _Look(NamedTuple):
@@ -96,7 +83,7 @@ class SharedCache:
         self._looking = threading.Lock()
         self._looked_at: dict[str, float] = {}  # when the last look at a subfolder began
         self._progress_at = 0.0
-        self._is_renewing = False  # as long as this process holds leases
+        self._fetching: set[str] = set()  # leases to renew; others expire, as of a read that was canceled
         self.bytes_read = 0
         self._leases = Leases(self._folder)
         self._writer = SharedWriter(
@@ -110,8 +97,8 @@ class SharedCache:
     def close(self) -> None:
         """Write what waits if the folder answers, and end the threads."""
         self._writer.close()
-        for name in () if self._folder.is_off else list(self._leases.held):
-            self._leases.release(name)
+        if self._leases.held and not self._folder.is_off:
+            wait([self._pool.submit(self._leases.release_all)], EXIT_S)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # Read.
@@ -137,8 +124,8 @@ class SharedCache:
         if key is None or await self._at(key, info, want.start, waits=waits) is None:
             lease = None if key is None or waits else await self._lease(key, info, want.start)
             if key is None or self._folder.is_off or self._known.at(key, want.start) is None:
-                async with self._holding(lease), ask(want) as reply:
-                    yield reply
+                async with self._holding(lease) as watched, ask(want) as reply:
+                    yield watched(reply)
                 return
             self._release(lease)
         async with contextlib.aclosing(self._body(key, info, want, ask, waits)) as body:
@@ -151,7 +138,7 @@ class SharedCache:
         """
         name, pause_s, until = lease_of(key, position), 0.05, time.monotonic() + EXPIRES_S
         subfolder = folder_of_runs(key) if (info.size or 0) >= LARGE else GATHERED
-        while not (self._folder.is_off or self._folder.is_read_only) and time.monotonic() < until:
+        while self._writer.accepts(info) and time.monotonic() < until:
             is_ours = await self._in_time(partial(self._take, name, subfolder))
             if is_ours or self._known.at(key, position) is not None:
                 return name if is_ours else None
@@ -167,31 +154,38 @@ class SharedCache:
         return is_ours
 
     @contextlib.asynccontextmanager
-    async def _holding(self, lease: str | None) -> AsyncIterator[None]:
-        """Keep a lease while its bytes are fetched, and until they are there; not after an error."""
+    async def _holding(self, lease: str | None) -> AsyncIterator[Callable[[Reply], Reply]]:
+        """Keep a lease while its bytes are fetched, and until they are there; not if they did not all come."""
         if lease is None:
-            yield
+            yield lambda reply: reply
             return
-        loop = asyncio.get_running_loop()
-        if not self._is_renewing:
-            self._is_renewing = True
+        loop, replies = asyncio.get_running_loop(), list[WatchedReply]()
+        if not self._fetching:
             loop.call_later(RENEW_LEASES_S, self._renew_leases, loop)
+        self._fetching.add(lease)
+
+        def watched(reply: Reply) -> Reply:
+            replies.append(WatchedReply(reply))
+            return replies[0]
+
         try:
-            yield
-        except BaseException:
-            self._release(lease)
-            raise
-        loop.call_later(WRITTEN_S, self._release, lease)  # it was written, or never will be
+            yield watched
+        finally:  # what came is written soon, or never will be
+            if replies and replies[0].is_complete:
+                loop.call_later(WRITTEN_S, self._release, lease)
+            else:
+                self._release(lease)
 
     def _renew_leases(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._is_renewing = bool(self._leases.held)
-        if self._is_renewing:
+        self._fetching &= self._leases.held  # without those whose bytes are there
+        if self._fetching:
             with contextlib.suppress(RuntimeError):  # the pool is closed
-                self._pool.submit(self._leases.renew)
+                self._pool.submit(self._leases.renew, list(self._fetching))
                 loop.call_later(RENEW_LEASES_S, self._renew_leases, loop)
 
     def _release(self, lease: str | None) -> None:
         if lease is not None and lease in self._leases.held:
+            self._fetching.discard(lease)
             with contextlib.suppress(RuntimeError):  # the pool is closed
                 self._pool.submit(self._leases.release, lease)
 
@@ -260,7 +254,9 @@ class SharedCache:
             self._known.bad.add(file)
             logger.warning("%s/%s is not used: %s", self._folder.path, file, error)
         elif error.errno == errno.EACCES:
-            self._folder.warn(f"the shared cache {self._folder.folder} cannot be read by this user: {error}")
+            self._folder.warn(
+                "unreadable", f"the shared cache {self._folder.folder} cannot be read by this user: {error}"
+            )
 
     # What is there.
 
@@ -293,6 +289,7 @@ class SharedCache:
         try:
             self._folder.check()
             names = self._folder.names(subfolder)
+            self._folder.answered()
         except OSError as error:
             self._folder.leave_alone(str(error))
             return

@@ -83,7 +83,8 @@ class SharedFolder:
         self.folder, self._trust, self.is_read_only = folder, trust, is_read_only
         self.path = f"{folder}/cachedfs-shared-{_FORMAT}"
         self.trouble = ""
-        self._is_checked = self._has_warned = self._is_network = False
+        self._is_checked = self._is_network = False
+        self._warned: set[str] = set()
         self._off_until = 0.0
 
     # Trouble: never raises, never blocks.
@@ -95,17 +96,21 @@ class SharedFolder:
 
     def leave_alone(self, problem: str) -> None:
         self._off_until = time.monotonic() + LEFT_ALONE_S
-        self.warn(f"the shared cache {self.folder} is not used: {problem}")
+        self.warn("away", f"the shared cache {self.folder} is not used: {problem}")
 
     def did_not_answer(self) -> None:
         self.leave_alone(f"it did not answer within {ANSWERS_S:.0f} s")
 
-    def warn(self, trouble: str) -> None:
-        """Log the first trouble as a warning."""
+    def warn(self, kind: str, trouble: str) -> None:
+        """Log the first trouble of a kind as a warning."""
         self.trouble = trouble
-        if not self._has_warned:
-            self._has_warned = True
+        if kind not in self._warned:
+            self._warned.add(kind)
             logger.warning("%s", trouble)
+
+    def answered(self) -> None:
+        """Note that the folder can be used."""
+        self.trouble = self.trouble if self.is_read_only else ""
 
     # What blocks.
 
@@ -156,16 +161,13 @@ class SharedFolder:
         for at, letter in enumerate(name):
             if letter == "/":
                 self._make(f"{self.path}/{name[:at]}")
-        mode = self._mode()
-        fd = os.open(temp, _NEW, 0o666 if mode is None else mode & 0o666)
+        fd = self._create(temp)
         try:
             try:
                 disk.write_all(fd, data, 0)
                 if self._is_network:  # else it is there at once
                     os.fsync(fd)
                 disk.write_all(fd, [index()], sum(memoryview(each).nbytes for each in data))
-                if mode is not None:
-                    os.fchmod(fd, mode & 0o666)
             finally:
                 os.close(fd)  # a network file system may report a full disk only now
             os.rename(temp, path)
@@ -186,7 +188,7 @@ class SharedFolder:
         path = f"{self.path}/{name}"
         for _ in range(2):
             try:
-                os.close(os.open(path, _NEW, 0o666))
+                os.close(self._create(path))
                 return True
             except FileExistsError:
                 return False
@@ -229,6 +231,14 @@ class SharedFolder:
     def _temp(self) -> str:
         self._make(f"{self.path}/tmp")
         return f"{self.path}/tmp/{os.urandom(8).hex()}"
+
+    def _create(self, path: str) -> int:
+        """Create a file with the mode of the folder, open for writing."""
+        mode = self._mode()
+        fd = os.open(path, _NEW, 0o666 if mode is None else mode & 0o666)
+        if mode is not None:
+            os.fchmod(fd, mode & 0o666)  # whatever the umask removed
+        return fd
 
     def _make(self, path: str) -> None:
         """Create a subfolder with the mode of the folder; do nothing if it exists."""

@@ -81,16 +81,19 @@ class SharedWriter:
         self._untold: dict[str, list[ObjectInfo]] = {}
         self._tell_at = 0.0
 
+    def accepts(self, info: ObjectInfo) -> bool:
+        """Return whether what is fetched of an object is put there now."""
+        folder, most = self._folder, self._most
+        if folder.is_read_only or folder.is_off or time.monotonic() < self._full_until:
+            return False
+        return self._cache.cannot_store is None and (most is None or (info.size or 0) <= most // LARGEST)
+
     def note(self, blocks: Iterable[tuple[ObjectKey, ObjectInfo, int]]) -> None:
         """Remember blocks that are in the local cache now, and were fetched: those of the origin are put there soon."""
         now = time.monotonic()
-        if self._folder.is_read_only or self._folder.is_off or now < self._full_until:
-            return
         with self._lock:
             for version, info, index in blocks:
-                key = key_of(version.identity, info)
-                if self._most is not None and (info.size or 0) > self._most // LARGEST:
-                    continue
+                key = key_of(version.identity, info) if self.accepts(info) else None
                 if key is not None and self._known.at(key, index * version.block_size) is None:
                     self._gatherer.note(version, info, index, now)
             if self._gatherer and self._thread is None and not self._is_closed:
@@ -146,6 +149,8 @@ class SharedWriter:
     def _put(self, identity: str, groups: list[BlockGroup]) -> None:
         """Write a file of these blocks: one large piece, or several small ones with the metadata that nobody has yet."""
         try:
+            if self._folder.is_off:
+                return
             self._folder.check()
             if groups and groups[0].size >= LARGE:
                 self._write(identity, groups, [])
@@ -161,7 +166,9 @@ class SharedWriter:
             number = error.errno if isinstance(error, OSError) else None
             if number in _FULL:
                 self._full_until = time.monotonic() + FULL_S
-                self._folder.warn(f"{self._folder.folder} is full, so nothing is shared there: {error}")
+                self._folder.warn(
+                    "full", f"{self._folder.folder} is full, so nothing is shared there: {error}"
+                )
             elif number in _READ_ONLY:
                 self._folder.is_read_only, self._folder.trouble = True, f"it can only be read: {error}"
             logger.debug("not shared: %s", error)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -101,7 +102,7 @@ def test_a_lease_expires_by_the_clock_of_the_folder_unless_it_is_renewed(folder,
     path = f"{folder.path}/{NAME}"
     os.utime(path, (0, os.stat(path).st_mtime - 29))
     assert not theirs.take(NAME)
-    ours.renew()
+    ours.renew([NAME])
     os.utime(path, (0, os.stat(path).st_mtime - 29))
     assert not theirs.take(NAME)
     os.utime(path, (0, os.stat(path).st_mtime - 2))
@@ -166,6 +167,43 @@ def test_a_lease_of_a_read_that_fails_is_released(origin, node, shared):
     with pytest.raises(FileNotFoundError):
         fs.cat_file("b/k")
     until(lambda: not list(shared.rglob("leases/*-*")))
+
+
+def test_a_lease_of_a_read_that_ends_early_is_released(origin, node, shared):
+    origin.put("b/k", noise(20 * MiB))
+    origin.piece_size = 64 * KiB
+    fs = node("a", read_ahead=0)
+    fs.info("b/k")
+    with fs.open("b/k") as file:
+        file.read(10)
+        assert list(shared.rglob("leases/*-*"))
+        file.seek(15 * MiB)
+        file.read(10)
+    until(lambda: not fs._objects.engine.active_requests)
+    leave()
+    assert not list(shared.rglob("leases/*-*"))
+
+
+@pytest.mark.parametrize("why", ["too large", "full", "read-only", "nothing is stored"])
+def test_there_is_no_lease_on_what_will_not_be_put_there(origin, node, shared, tmp_path, monkeypatch, why):
+    """Others would wait for it in vain."""
+    data = origin.put("b/k", noise(5 * MiB))
+    node("other").find("b")
+    fs = node("a", **({"shared_cache_size": "40MiB"} if why == "too large" else {}))
+    fs.info("b/k")
+    shared_cache = fs._objects.engine.shared
+    if why == "full":
+        shared_cache._writer._full_until = math.inf
+    elif why == "read-only":
+        shared_cache._folder.is_read_only = True
+    elif why == "nothing is stored":
+        monkeypatch.setattr(fs._objects.engine.cache._own, "cannot_store", "the disk is full")
+
+    def never(self, name):
+        raise AssertionError
+
+    monkeypatch.setattr(Leases, "take", never)
+    assert fs.cat_file("b/k") == data
 
 
 def test_no_lease_is_left(origin, node, shared):
