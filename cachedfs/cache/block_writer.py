@@ -106,7 +106,7 @@ class BlockWriter(BlockReader):
             trailer = encode_trailer(key.object, key.index, *pieces)
             size = sum([memoryview(piece).nbytes for piece in pieces]) + len(trailer)
             new[name] = _NewBlock(key, [*pieces, trailer], size, name)
-        waiting, tried = list(new.values()), set[str]()
+        waiting, tried, apart = list(new.values()), set[str](), records[:0]
         while waiting or records:
             try:
                 batch, rest, now_s = self._reserve(waiting, records, bounds, victims, tried)
@@ -114,13 +114,13 @@ class BlockWriter(BlockReader):
                     self._write(batch, now_s)
                 waiting, records = rest, ()
             except (CacheError, *TROUBLE) as error:
-                self._recover(error, tried, waiting, bounds)
+                if records:  # perhaps it is these that cannot be stored
+                    records, apart = (), records
+                else:
+                    self._recover(error, tried, waiting, bounds)
         self._own.cannot_store, self._evict_again_at = None, 0.0
-        if self.rejected:
-            for name in new:
-                self.rejected.pop(self.space.path(name), None)
-        if self._own.is_network and time.monotonic() >= self._hosts_at:
-            self._remove_hosts()
+        if apart or self.rejected or self._own.is_network:
+            self._end(new, apart)
 
     def _reserve(
         self,
@@ -219,12 +219,20 @@ class BlockWriter(BlockReader):
 
     # What is done now and then
 
-    def _remove_hosts(self) -> None:
-        """Once an hour, remove what another host left on a network filesystem."""
-        self._hosts_at = time.monotonic() + _HOSTS_S
-        with contextlib.suppress(OSError):
-            if recovery.remove_old_hosts(self._own.root, time.time()):
-                self._hosts_at = 0.0
+    def _end(self, stored: Iterable[str], apart: Sequence[MetadataRecord]) -> None:
+        """After blocks were stored, store metadata apart from them, and remove what other hosts left once an hour.
+
+        The blocks with the names `stored` are no longer rejected.
+        """
+        with contextlib.suppress(CacheError):
+            self.metadata.keep_records(apart)
+        for name in stored:
+            self.rejected.pop(self.space.path(name), None)
+        if self._own.is_network and time.monotonic() >= self._hosts_at:
+            self._hosts_at = time.monotonic() + _HOSTS_S
+            with contextlib.suppress(OSError):
+                if recovery.remove_old_hosts(self._own.root, time.time()):
+                    self._hosts_at = 0.0
 
     @contextlib.contextmanager
     def _writing(self, what: str, bounds: CacheBounds | None = None) -> Iterator[IndexRows]:

@@ -59,6 +59,11 @@ def raise_if_ranks_differ(state: Mapping[str, Any]) -> None:
     states: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(states, dict(state))
     for rank, other in enumerate(states):
+        if other.get("objects") != states[0].get("objects"):
+            raise RuntimeError(
+                f"rank 0 and rank {rank} found different files, or other sizes: list them while nobody writes there, or give "
+                "FileDataset a list; shuffle='node' divides them by their names and sizes"
+            )
         if differ := [name for name in other if other[name] != states[0][name]]:
             said = ", ".join(f"{name}={states[0][name]!r} and {other[name]!r}" for name in differ)
             raise RuntimeError(

@@ -111,10 +111,8 @@ def _nodes_in(environment: Mapping[str, str], rank: int, world_size: int) -> tup
     if world_size == 1:
         return 1, None
     numbers = {name: int(value) for name, value in environment.items() if value.isdecimal()}
-    if (numbers.get("RANK"), numbers.get("WORLD_SIZE")) == (
-        rank,
-        world_size,
-    ) and "LOCAL_WORLD_SIZE" in numbers:
+    of_torchrun = numbers.get("RANK"), numbers.get("WORLD_SIZE")
+    if of_torchrun == (rank, world_size) and "LOCAL_WORLD_SIZE" in numbers:
         return world_size // numbers["LOCAL_WORLD_SIZE"], numbers.get("GROUP_RANK")
     for name in ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"):
         if name in numbers and "SLURM_NODEID" in numbers:

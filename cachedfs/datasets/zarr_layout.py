@@ -116,7 +116,7 @@ class ArrayLayout:
     @cached_property
     def is_whole(self) -> bool:
         """True if the decoded bytes of a chunk are those of whole samples."""
-        return self.decoder.is_direct and self.shape[1:] == self.chunk[1:]
+        return self.decoder.is_plain and self.shape[1:] == self.chunk[1:]
 
     def n_rows(self, number: int) -> int:
         """Return how many samples a chunk holds, given its index along the first axis."""

@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fsspec.callbacks import DEFAULT_CALLBACK
@@ -39,7 +40,6 @@ FILES = f"{BESIDE}/files.npz"  # the list of source files that the pack began wi
 SKIPPED = "skipped.json"  # object of the store with the files that were left out
 MOST_NAMED = 20  # files that cannot be packed, after which a pack stops
 THREADS = 2, 4  # fewest and most threads when `n_workers` is None
-AT_ONCE = 256 << 20  # most bytes of shards in work then: each may be in memory twice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,23 +216,24 @@ class Packing:
         The parameters are those of `pack`.
         """
         started = time.perf_counter()
-        existing = self._prepare(overwrite=overwrite)
-        task = PackTask(self.source, self.store, {**self.plan.big, **self.plan.small})
+        existing, first = self._prepare(overwrite=overwrite)
+        begin = partial(self.store.begin, first, self.plan.encodings)
+        task = PackTask(self.source, self.store, self.plan.encodings)
         self.store.is_interrupted = False
         callback.set_size(self.source.total_size)
         most_skipped = math.inf if self._is_skipping else MOST_NAMED
         with (
             dask_client(client) as executor,
-            contextlib.closing(TaskPool(task, executor, _n_workers(n_workers, self.plan, executor))) as pool,
+            contextlib.closing(TaskPool(task, executor, _n_workers(n_workers, executor))) as pool,
         ):
-            run = PackRun(task, pool, existing, callback.relative_update, most_skipped)
+            run = PackRun(task, pool, begin, existing, callback.relative_update, most_skipped)
             run()
         if run.skipped and not self._is_skipping:
             raise ValueError(_why_not_packed(self.files, run.skipped))
         return self._finish(run, started)
 
-    def _prepare(self, *, overwrite: bool) -> dict[str, StoredObject]:
-        """Return the objects of an earlier run of this pack; prepare an empty store for a new pack.
+    def _prepare(self, *, overwrite: bool) -> tuple[dict[str, StoredObject], dict[str, bytes]]:
+        """Return the objects of an earlier run of this pack, or those to write first in the empty store of a new one.
 
         Raises FileExistsError if anything else is at the target and may not be removed.
         """
@@ -241,25 +242,17 @@ class Packing:
         stored_plan = store.read(PLAN) if PLAN in existing else None
         progress = PackProgress.from_bytes((store.read(PROGRESS) or b"") if PROGRESS in existing else b"")
         if stored_plan == self._plan_json and not progress.packed(self.files.removed, self.source.parts()):
-            return existing
+            return existing, {}
         if existing:
             is_ours = any(name in ZARR or name.startswith(f"{BESIDE}/") for name in existing)
             if not (overwrite and is_ours):
                 raise FileExistsError(_why_not_empty(store.url, stored_plan is not None, is_ours=is_ours))
             store.clear()
-        store.put(PLAN, self._plan_json)
-        if self.source.may_skip:
-            store.put(FILES, self.files.as_bytes())
-        return {}
+        return {}, {PLAN: self._plan_json} | ({FILES: self.files.as_bytes()} if self.source.may_skip else {})
 
     def _finish(self, run: PackRun, started: float) -> Packed:
         store, lengths = self.store, run.lengths
         n_samples = self._n_samples(lengths)
-        if self.files.again().listed != self.files.listed:
-            raise ValueError(
-                f"{self.files.url}: files were added, removed or changed during packing; {store.url} is incomplete: pack again "
-                "with overwrite"
-            )
         about = {"format": FORMAT, "source": self.files.url, "kind": self.kind, "samples": n_samples}
         about |= {"skipped": len(run.skipped)} if run.skipped else {}
         groups = {**self.source.group_attributes}
@@ -269,7 +262,7 @@ class Packing:
         skipped = {self.files.shown(number): run.skipped[number] for number in sorted(run.skipped)}
         if skipped:
             store.put(SKIPPED, json.dumps(skipped, indent=2, ensure_ascii=False).encode())
-        store.finish(documents)
+        store.finish(documents, self._check_source)
         store.remove(BESIDE)
         n_stated = sum(each.is_stated for each in stored.values())
         return Packed(
@@ -291,6 +284,13 @@ class Packing:
             skipped=[f"{name}: {reason}" for name, reason in skipped.items()],
             notes=[*self.source.notes],  # those of counting, too
         )
+
+    def _check_source(self) -> None:
+        if self.files.again().listed != self.files.listed:
+            raise ValueError(
+                f"{self.files.url}: files were added, removed or changed during packing; {self.store.url} is incomplete: "
+                "pack again with overwrite"
+            )
 
     def _n_samples(self, lengths: Mapping[str, int]) -> int:
         """Return the number of samples. Raises OSError unless it is the same in all fields."""
@@ -335,12 +335,11 @@ def _must_be_apart(files: SourceFiles, store: ZarrTarget) -> None:
         raise ValueError(f"{store.url}: the source {inside} is inside the target: choose another target")
 
 
-def _n_workers(n_workers: int | None, plan: StorePlan, executor: Any) -> int:
+def _n_workers(n_workers: int | None, executor: Any) -> int:
     """Return the number of threads, or of calls that an executor runs at once (0: as many as it has workers)."""
-    if n_workers is not None or executor is not None:
-        return 0 if n_workers is None else arguments.at_least(1, n_workers=n_workers)
-    largest = max((encoding.shard_size for encoding in plan.big.values()), default=1)
-    return max(1, min(max(n_cores(), THREADS[0]), THREADS[1], AT_ONCE // largest))
+    if n_workers is not None:
+        return arguments.at_least(1, n_workers=n_workers)
+    return min(max(n_cores(), THREADS[0]), THREADS[1]) if executor is None else 0
 
 
 def part_size(**given: Any) -> int | None:

@@ -26,9 +26,10 @@ class TaskPool:
         """`executor` is an Executor or a Dask client; None: `n_workers` threads."""
         self._store, self._running = task.store, set[concurrent.futures.Future[Any]]()
         self.is_remote = executor is not None
+        self._threads = DaemonThreadPool(n_workers or 1, "cachedfs-pack")
         self._call: tuple[Any, ...] = _here, task
         if not self.is_remote:
-            self._executor: Any = DaemonThreadPool(n_workers, "cachedfs-pack")
+            self._executor: Any = self._threads
             self.n_workers = n_workers
             return
         given: Any = task
@@ -49,10 +50,13 @@ class TaskPool:
 
     def submit(self, method: str, *args: Any) -> concurrent.futures.Future[Any]:
         """Start a method of the task."""
-        return self._submit(*self._call, method, args)
+        return self._noted(self._executor.submit(*self._call, method, args))
 
-    def _submit(self, call: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
-        future: concurrent.futures.Future[Any] = self._executor.submit(call, *args)
+    def here(self, call: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
+        """Start a call in a thread of this process."""
+        return self._noted(self._threads.submit(call, *args))
+
+    def _noted(self, future: concurrent.futures.Future[Any]) -> concurrent.futures.Future[Any]:
         self._running.add(future)
         future.add_done_callback(self._running.discard)
         return future
@@ -74,12 +78,12 @@ class TaskPool:
 
         def parts(source: Iterator[R], future: concurrent.futures.Future[Any]) -> Iterator[R]:
             while (part := future.result()) is not None:
-                future = self._submit(next, source, None)
+                future = self.here(next, source, None)
                 yield part
 
         while True:
             for item in islice(waiting, self.n_workers + 1 - len(begun)):
-                begun.append((item, source := read(item), self._submit(next, source, None)))
+                begun.append((item, source := read(item), self.here(next, source, None)))
             if not begun:
                 return
             item, source, future = begun.popleft()
@@ -90,8 +94,7 @@ class TaskPool:
         running = [future for future in list(self._running) if not future.done()]
         self._store.is_interrupted = bool(running)
         concurrent.futures.wait(running)
-        if not self.is_remote:
-            self._executor.shutdown()
+        self._threads.shutdown()
 
 
 @contextlib.contextmanager

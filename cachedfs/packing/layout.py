@@ -38,20 +38,14 @@ WORTH = 0.9  # a slower codec must shrink the data to this share of the faster o
 
 @dataclasses.dataclass(frozen=True)
 class StorePlan:
-    """The planned arrays: the encodings of big and small ones by name, and a line of text for each."""
+    """The planned arrays: their fields and encodings by name, and a line of text for each."""
 
     fields: tuple[Field, ...]
-    big: Mapping[str, ArrayEncoding]
-    small: Mapping[str, ArrayEncoding]
+    encodings: Mapping[str, ArrayEncoding]
     lines: list[str]
 
-    @property
-    def small_arrays(self) -> list[Field]:
-        """The small fields, and a field for the offsets of each ragged field."""
-        return _small_arrays(self.fields)
-
     def as_json(self) -> dict[str, Any]:
-        encodings = {name: dataclasses.asdict(each) for name, each in {**self.big, **self.small}.items()}
+        encodings = {name: dataclasses.asdict(each) for name, each in self.encodings.items()}
         return {"fields": [dataclasses.asdict(field) for field in self.fields], "arrays": encodings}
 
 
@@ -76,30 +70,30 @@ def plan_of(
         dataclasses.replace(field, is_small=field.is_small or field.name in small_ones) for field in fields
     )
     most, why = (shard, "as asked for") if shard is not None else shard_size(protocol)
-    big_means = {field.name: means[field.name] for field in fields if not field.is_small}
-    by_field = shares(big_means, most)
-    big, small, lines = {}, {}, []
-    for field in fields:
-        if field.is_small:
-            continue
+    big = [field for field in fields if not field.is_small]
+    by_field = shares({field.name: means[field.name] for field in big}, most)
+    encodings, lines = dict[str, ArrayEncoding](), []
+    for field in big:
         values = np.concatenate([batch.values[field.name] for batch in sampled])
         best, reason = choose_codec(measured(field, values)) if codec is None else (codec, "as asked for")
         inner, outer, told = grid_of(
             field, means[field.name], chunk=chunk, shard=by_field[field.name], why=why
         )
-        big[field.name] = ArrayEncoding(field.dtype, field.shape, inner, outer, best, shuffle_of(field))
+        encodings[field.name] = ArrayEncoding(field.dtype, field.shape, inner, outer, best, shuffle_of(field))
         chunks, shards = (" x ".join(f"{n:,}" for n in shape) for shape in (inner, outer))
         lines.append(
             f"{field.name}: {field.dtype}, chunks {chunks}, shards {shards} ({told}); {best} ({reason})"
         )
-    small_arrays = _small_arrays(fields)
-    of_small = min(most, SMALL_SHARD, AT_ONCE // max(1, len(small_arrays)))
-    for field in small_arrays:
+    small = _small_arrays(fields)
+    of_small = min(most, SMALL_SHARD, AT_ONCE // max(1, len(small)))
+    for field in small:
         inner, outer, _ = grid_of(field, means.get(field.name, 8.0), chunk=None, shard=of_small, why="")
-        small[field.name] = ArrayEncoding(field.dtype, field.shape, inner, outer, "zstd", shuffle_of(field))
+        encodings[field.name] = ArrayEncoding(
+            field.dtype, field.shape, inner, outer, "zstd", shuffle_of(field)
+        )
     if small:
-        lines.append(f"{', '.join(small)}: little beside the samples; zstd")
-    return StorePlan(fields, big, small, lines)
+        lines.append(f"{', '.join(field.name for field in small)}: little beside the samples; zstd")
+    return StorePlan(fields, encodings, lines)
 
 
 def shard_size(protocol: str) -> tuple[int, str]:
@@ -195,8 +189,8 @@ def metadata_of(
         group.create_group(name, attributes=dict(attributes[name]))
     # Flat names: `/` would need a folder for each axis, and Drive creates 2 to 3 folders a second.
     flat: Any = {"name": "default", "separator": "."}
-    for field in [*(field for field in plan.fields if not field.is_small), *plan.small_arrays]:
-        encoding = plan.big.get(field.name) or plan.small[field.name]
+    for field in [*(field for field in plan.fields if not field.is_small), *_small_arrays(plan.fields)]:
+        encoding = plan.encodings[field.name]
         group.create_array(
             field.name,
             shape=(lengths[field.name], *field.shape),

@@ -28,6 +28,7 @@ __all__ = ["PackRun", "PackProgress"]
 
 SAVED_S = 10.0  # seconds between two times that the progress is stored
 PROGRESS = f"{BESIDE}/progress.npz"
+AT_ONCE = 256 << 20  # most bytes of shards that are written at the same time: each may be in memory twice
 WINDOW = "96MiB"  # prefetch window: more than one shard (64 MiB), and still little memory
 logger = logging.getLogger("cachedfs.packing")
 
@@ -83,11 +84,12 @@ class PackRun:
         self,
         task: PackTask,
         pool: TaskPool,
+        begin: Callable[[], None],
         existing: Mapping[str, StoredObject],
         on_stored: Callable[[int], object],
         most_skipped: float = math.inf,
     ) -> None:
-        """`existing` has the objects in the store.
+        """`begin` must end before anything else is written. `existing` has the objects in the store.
 
         `on_stored(n)` is called after `n` bytes of big fields are stored. The run stops after `most_skipped` files
         that cannot be packed.
@@ -96,6 +98,7 @@ class PackRun:
         self._most_skipped, self._parts = most_skipped, task.source.parts()
         self._writing: dict[concurrent.futures.Future[list[StoredObject]], int] = {}
         self._save_at = time.monotonic() + SAVED_S
+        self._begun = pool.here(begin)
         self._small = {
             name: ArrayWriter(name, encoding, self._emit)
             for name, encoding in task.encodings.items()
@@ -283,17 +286,19 @@ class PackRun:
         if not self._needs(name, index):
             return
         if self._pool.is_remote:  # a small array
+            self._begun.result()
             self.stored.update((each.name, each) for each in self._task.put(name, index, rows))
         else:
             self._submit(rows.nbytes if name in self._task.big else 0, "put", name, index, rows)
 
     def _submit(self, size: int, method: str, *args: Any) -> None:
-        self._wait(self._pool.n_workers - 1)
+        self._wait(self._pool.n_workers - 1, math.inf if self._pool.is_remote else AT_ONCE - size)
         self._writing[self._pool.submit(method, *args)] = size
 
-    def _wait(self, most: int = 0) -> None:
-        """Wait until at most so many calls that write shards are left."""
-        while len(self._writing) > most:
+    def _wait(self, most: int = 0, most_bytes: float = math.inf) -> None:
+        """Wait until at most so many calls that write shards are left, with so many bytes."""
+        self._begun.result()
+        while len(self._writing) > most or (self._writing and sum(self._writing.values()) > most_bytes):
             done, _ = concurrent.futures.wait(self._writing, return_when=concurrent.futures.FIRST_COMPLETED)
             for future in done:
                 self.stored.update((each.name, each) for each in future.result())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -30,6 +30,8 @@ ATOMIC = {
     "cgs",
     "s3",
     "s3a",
+    "r2",
+    "oss",
     "az",
     "abfs",
     "abfss",
@@ -37,8 +39,7 @@ ATOMIC = {
     "drive",
     "cdrive",
     "memory",
-    "oss",
-} | {"r2"}
+}
 
 
 class StoredObject(NamedTuple):
@@ -78,11 +79,6 @@ class ZarrTarget:
 
     # Objects.
 
-    @property
-    def place(self) -> tuple[str, str]:
-        """Protocol and path, equal for a URL with and without `cachedfs::`."""
-        return self.protocol, self.path
-
     def at(self, name: str) -> str:
         return f"{self.path}/{name}"
 
@@ -104,6 +100,13 @@ class ZarrTarget:
         self.fs.pipe_file(temporary, data)
         self._check_not_interrupted()
         self.fs.mv(temporary, path)
+
+    def begin(self, objects: Mapping[str, bytes], folders: Iterable[str]) -> None:
+        """Write the first objects of a store, and create its folders at Drive, where each takes a second."""
+        for name, data in objects.items():
+            self.put(name, data)
+        for folder in folders if self.protocol == "drive" else ():
+            self.fs.makedirs(self.at(folder), exist_ok=True)
 
     def _check_not_interrupted(self) -> None:
         if self.is_interrupted:
@@ -195,12 +198,14 @@ class ZarrTarget:
         self.remove()
         self._folders.clear()
 
-    def finish(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
-        """Write the metadata documents, that of the group last, so that a group that opens is complete."""
+    def finish(self, documents: Mapping[str, Mapping[str, Any]], check: Callable[[], object]) -> None:
+        """Write the metadata documents: that of the group after `check`, so that a group that opens is complete."""
         datas = {name: json.dumps(document, indent=2).encode() for name, document in documents.items()}
         group = datas.pop("zarr.json")
         with ThreadPoolExecutor(AT_ONCE) as threads:  # small files: latency dominates
-            list(threads.map(self.put, datas, datas.values()))
+            others = threads.map(self.put, datas, datas.values())
+            check()
+            list(others)
         self.put("zarr.json", group)
 
 

@@ -89,9 +89,14 @@ class Gatherer:
         group.indexes.add(index)
         group.noted_at = now
 
-    def take(self, now: float, *, everything: bool = False) -> list[list[BlockGroup]]:
-        """Remove and return the groups to write now, by file; each file is of one origin."""
-        is_quiet = now - self._last_at >= min(max(SETTLE_S, self._last_at - self._began_at), LONGEST_S)
+    def take(self, now: float, *, everything: bool = False, hurries: bool = False) -> list[list[BlockGroup]]:
+        """Remove and return the groups to write now, by file; each file is of one origin.
+
+        That is `everything`, or what is complete if it `hurries`, as another node waits.
+        """
+        is_quiet = hurries or now - self._last_at >= min(
+            max(SETTLE_S, self._last_at - self._began_at), LONGEST_S
+        )
         files, small = list[list[BlockGroup]](), dict[str, list[BlockGroup]]()
         for group in self._groups.values():
             if everything or group.is_complete or now - group.noted_at >= SETTLE_S:

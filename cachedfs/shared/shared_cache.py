@@ -7,11 +7,12 @@ import contextlib
 import dataclasses
 import errno
 import logging
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.index.metadata_records import AGELESS, MetadataRecord
@@ -22,6 +23,7 @@ from cachedfs.config import SharedOptions
 from cachedfs.errors import CacheError, ObjectChanged
 from cachedfs.origins.base import Reply
 from cachedfs.shared.known_pieces import KnownPieces
+from cachedfs.shared.leases import EXPIRES_S, Leases, lease_of
 from cachedfs.shared.metadata_rows import DamagedFile, MetadataImport
 from cachedfs.shared.piece import (
     GATHERED,
@@ -43,12 +45,16 @@ logger = logging.getLogger("cachedfs.shared")
 RENEW_S = 5.0  # between two listings of a subfolder
 CHUNK = 2 << 20  # bytes read at once
 THREADS = 16
+TRIES = 3  # of one read, at files that cannot be used
+RENEW_LEASES_S = EXPIRES_S / 3
+WRITTEN_S = 60.0  # from the end of a request until what it brought must be there
 SLACK_S = 2.0  # times of files may be rounded, and a file takes a moment to be written
 OLD_S = (
     6 * 86400.0
 )  # the local cache removes metadata that is a day older, unless it has blocks of the object
 _IMPORTED = "cachedfs-shared"  # the origin of a record for each file whose metadata is in the local cache
 
+T = TypeVar("T")
 Ask = Callable[[Range], AbstractAsyncContextManager[Reply]]
 
 
@@ -87,9 +93,15 @@ class SharedCache:
         self._pool = DaemonThreadPool(THREADS, "cachedfs-shared")
         self._known = KnownPieces()
         self._looks: dict[str, _Look] = {}
+        self._looking = threading.Lock()
+        self._looked_at: dict[str, float] = {}  # when the last look at a subfolder began
         self._progress_at = 0.0
+        self._is_renewing = False  # as long as this process holds leases
         self.bytes_read = 0
-        self._writer = SharedWriter(self._folder, cache, self._known, self._wrote, most=options.size)
+        self._leases = Leases(self._folder)
+        self._writer = SharedWriter(
+            self._folder, cache, self._known, self._wrote, self._leases, most=options.size
+        )
         self.note, self.flush = self._writer.note, self._writer.flush
 
     def __repr__(self) -> str:
@@ -98,6 +110,8 @@ class SharedCache:
     def close(self) -> None:
         """Write what waits if the folder answers, and end the threads."""
         self._writer.close()
+        for name in () if self._folder.is_off else list(self._leases.held):
+            self._leases.release(name)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # Read.
@@ -121,18 +135,75 @@ class SharedCache:
         """Read bytes of one version as `Origin.read` does: those that are there, then from `ask`, which asks the origin."""
         key = key_of(identity, info)
         if key is None or await self._at(key, info, want.start, waits=waits) is None:
-            async with ask(want) as reply:
-                yield reply
-            return
+            lease = None if key is None or waits else await self._lease(key, info, want.start)
+            if key is None or self._folder.is_off or self._known.at(key, want.start) is None:
+                async with self._holding(lease), ask(want) as reply:
+                    yield reply
+                return
+            self._release(lease)
         async with contextlib.aclosing(self._body(key, info, want, ask, waits)) as body:
             yield SharedReply(info, want.start, want.stop, body)
+
+    async def _lease(self, key: str, info: ObjectInfo, position: int) -> str | None:
+        """Return the lease with which this node is to fetch what nobody else does.
+
+        Wait while another node fetches it, until it is there or the lease expires; None then, or without a lease.
+        """
+        name, pause_s, until = lease_of(key, position), 0.05, time.monotonic() + EXPIRES_S
+        subfolder = folder_of_runs(key) if (info.size or 0) >= LARGE else GATHERED
+        while not (self._folder.is_off or self._folder.is_read_only) and time.monotonic() < until:
+            is_ours = await self._in_time(partial(self._take, name, subfolder))
+            if is_ours or self._known.at(key, position) is not None:
+                return name if is_ours else None
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.25)
+        return None
+
+    def _take(self, name: str, subfolder: str) -> bool:
+        """Take a lease, and see what came there before it was free. In a thread."""
+        is_ours, look = self._leases.take(name), self._looks.get(subfolder)
+        if look is not None and look.future.done():  # else that takes long
+            self._look(subfolder)
+        return is_ours
+
+    @contextlib.asynccontextmanager
+    async def _holding(self, lease: str | None) -> AsyncIterator[None]:
+        """Keep a lease while its bytes are fetched, and until they are there; not after an error."""
+        if lease is None:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        if not self._is_renewing:
+            self._is_renewing = True
+            loop.call_later(RENEW_LEASES_S, self._renew_leases, loop)
+        try:
+            yield
+        except BaseException:
+            self._release(lease)
+            raise
+        loop.call_later(WRITTEN_S, self._release, lease)  # it was written, or never will be
+
+    def _renew_leases(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_renewing = bool(self._leases.held)
+        if self._is_renewing:
+            with contextlib.suppress(RuntimeError):  # the pool is closed
+                self._pool.submit(self._leases.renew)
+                loop.call_later(RENEW_LEASES_S, self._renew_leases, loop)
+
+    def _release(self, lease: str | None) -> None:
+        if lease is not None and lease in self._leases.held:
+            with contextlib.suppress(RuntimeError):  # the pool is closed
+                self._pool.submit(self._leases.release, lease)
 
     async def _body(
         self, key: str, info: ObjectInfo, want: Range, ask: Ask, waits: bool
     ) -> AsyncGenerator[bytes, None]:
-        at, opened = want.start, dict[str, tuple[OpenShared, Piece, int]]()
-        while at < want.stop and (placed := await self._at(key, info, at, waits=waits)) is not None:
+        at, opened, n_left = want.start, dict[str, tuple[OpenShared, Piece, int]](), TRIES
+        while at < want.stop and n_left:
+            if (placed := await self._at(key, info, at, waits=waits)) is None:
+                break
             data = await self._in_time(partial(self._bytes_of, placed, opened, at, want.stop))
+            n_left -= not data
             if data:
                 self.bytes_read += len(data)
                 at += len(data)
@@ -165,6 +236,8 @@ class SharedCache:
             return file.read(piece, offset, at, min(stop, piece.stop, at + CHUNK))
         except (DamagedFile, OSError) as error:
             self._reject(placed.file, error)
+            if isinstance(error, FileNotFoundError):  # it was replaced by one with more in it
+                self._look(placed.file.rpartition("/")[0])
             return None
 
     def _open(self, placed: PlacedPiece) -> tuple[OpenShared, Piece, int]:
@@ -209,7 +282,14 @@ class SharedCache:
         return bool(done)
 
     def _look(self, subfolder: str) -> None:
-        """Learn what is in a subfolder now. In a thread."""
+        """Learn what is in a subfolder now. In a thread; of several that look at once, the last one looks for all."""
+        asked_at = time.monotonic()
+        with self._looking:
+            if self._looked_at.get(subfolder, -1.0) <= asked_at:
+                self._looked_at[subfolder] = time.monotonic()
+                self._look_alone(subfolder)
+
+    def _look_alone(self, subfolder: str) -> None:
         try:
             self._folder.check()
             names = self._folder.names(subfolder)
@@ -265,7 +345,7 @@ class SharedCache:
             with contextlib.suppress(CacheError):
                 self._mark_imported(name, clock.now())
 
-    async def _in_time(self, read: Callable[[], bytes | None]) -> bytes | None:
+    async def _in_time(self, read: Callable[[], T]) -> T | None:
         """Return what `read` returns in a thread; None, and leave the folder alone, if that takes too long."""
         future = asyncio.get_running_loop().run_in_executor(self._pool, read)
         if not (await asyncio.wait([future], timeout=ANSWERS_S))[0]:

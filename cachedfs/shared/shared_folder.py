@@ -83,7 +83,7 @@ class SharedFolder:
         self.folder, self._trust, self.is_read_only = folder, trust, is_read_only
         self.path = f"{folder}/cachedfs-shared-{_FORMAT}"
         self.trouble = ""
-        self._is_checked = self._has_warned = False
+        self._is_checked = self._has_warned = self._is_network = False
         self._off_until = 0.0
 
     # Trouble: never raises, never blocks.
@@ -129,6 +129,7 @@ class SharedFolder:
                     f"all users can write to {path}, and so choose what you read: chmod o-w it, or trust them "
                     'with shared_cache_trust="anyone"'
                 )
+        self._is_network = disk.is_network(self.folder)
         self._is_checked = True
 
     def names(self, subfolder: str) -> list[str]:
@@ -160,7 +161,8 @@ class SharedFolder:
         try:
             try:
                 disk.write_all(fd, data, 0)
-                os.fsync(fd)
+                if self._is_network:  # else it is there at once
+                    os.fsync(fd)
                 disk.write_all(fd, [index()], sum(memoryview(each).nbytes for each in data))
                 if mode is not None:
                     os.fchmod(fd, mode & 0o666)
@@ -179,6 +181,37 @@ class SharedFolder:
             os.rename(f"{self.path}/{name}", temp)
             os.unlink(temp)
 
+    def make_empty(self, name: str) -> bool:
+        """Create an empty file; return False if it exists."""
+        path = f"{self.path}/{name}"
+        for _ in range(2):
+            try:
+                os.close(os.open(path, _NEW, 0o666))
+                return True
+            except FileExistsError:
+                return False
+            except FileNotFoundError:
+                self._make(path.rpartition("/")[0])
+        return False
+
+    def touch(self, name: str) -> float | None:
+        """Give a file the time of now, and return that, by the clock of the folder; None if others may not."""
+        self.make_empty(name)
+        with contextlib.suppress(PermissionError):
+            os.utime(f"{self.path}/{name}")
+        return self.modified_at(name)
+
+    def modified_at(self, name: str) -> float | None:
+        """Return the time of a file, as its server has it now; None without one."""
+        try:
+            fd = os.open(f"{self.path}/{name}", disk.READ)  # opening it asks the server
+        except FileNotFoundError:
+            return None
+        try:
+            return os.fstat(fd).st_mtime
+        finally:
+            os.close(fd)
+
     def now(self) -> float | None:
         """Return the time by the clock that dates the files; None where that cannot be asked."""
         try:
@@ -191,7 +224,7 @@ class SharedFolder:
                 os.close(fd)
                 os.unlink(temp)
         except OSError:  # it can only be read
-            return None if disk.is_network(self.path) else time.time()
+            return None if self._is_network else time.time()
 
     def _temp(self) -> str:
         self._make(f"{self.path}/tmp")

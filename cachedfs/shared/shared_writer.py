@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from cachedfs.cache.block_file import BadBlock
+from cachedfs.cache import disk
+from cachedfs.cache.block_file import PLACE, BadBlock, open_block, place
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo, ObjectKey
 from cachedfs.shared.gatherer import BlockGroup, Gatherer, runs_of
 from cachedfs.shared.known_pieces import KnownPieces
+from cachedfs.shared.leases import Leases, lease_of
 from cachedfs.shared.metadata_rows import DamagedFile, rows_about
 from cachedfs.shared.piece import LARGE, Piece, PlacedPiece, encoded_index, key_of, name_of_file
 from cachedfs.shared.shared_folder import SharedFolder
@@ -57,10 +60,12 @@ class SharedWriter:
         cache: BlockStore,
         known: KnownPieces,
         wrote: Callable[[str, Sequence[PlacedPiece]], None],
+        leases: Leases,
         *,
         most: int | None,
     ) -> None:
         self._folder, self._cache, self._known, self._wrote = folder, cache, known, wrote
+        self._leases = leases
         self._most, self._clean_at = most, 0.0
         self._lock = threading.Lock()  # guards the three next ones
         self._gatherer = Gatherer()
@@ -123,9 +128,10 @@ class SharedWriter:
             self._hurry.wait(LOOK_S)
             self._wake.clear()
             self._hurry.clear()
+            hurries = self._leases.is_awaited()
             with self._lock:
                 flushes, self._flushes = self._flushes, []
-                files = self._gatherer.take(time.monotonic(), everything=bool(flushes))
+                files = self._gatherer.take(time.monotonic(), everything=bool(flushes), hurries=hurries)
                 if self._gatherer:
                     self._wake.set()
             for groups in files:
@@ -161,6 +167,9 @@ class SharedWriter:
             logger.debug("not shared: %s", error)
         except Exception:  # the thread must go on
             logger.exception("blocks could not be shared")
+        finally:
+            for group in groups:
+                self._leases.release(lease_of(group.key, min(group.indexes) * group.version.block_size))
 
     def _has(self, group: BlockGroup) -> bool:
         return all(self._cache.has(group.version, index) for index in group.indexes)
@@ -217,9 +226,11 @@ class SharedWriter:
     def _block(self, group: BlockGroup, index: int) -> tuple[bytes, Sequence[int]] | None:
         """Return a block and its checksums from the local cache; None if it is gone."""
         size = group.version.block_size
-        with contextlib.suppress(BadBlock, OSError):
-            block = self._cache.open(group.version, index)
-            if block is not None and block.length == min(size, (group.info.size or 0) - index * size):
+        key = group.version.encoded + PLACE.pack(index, size)
+        path = f"{self._cache.root}/{place(group.version.digest, index)}"
+        with contextlib.suppress(BadBlock, OSError):  # not among the open blocks of readers
+            block = open_block(os.open(path, disk.READ), path, key, owner=os.geteuid())
+            if block.length == min(size, (group.info.size or 0) - index * size):
                 return block.read(0, block.length, verify=True), block.trailer.checksums
         return None
 

@@ -60,14 +60,15 @@ def _described(folder: SharedFolder, name: str) -> Iterator[KeptFile]:
 
 
 def clean(folder: SharedFolder, most: int, *, now: float) -> Cleaned:
-    """Remove the files that were not used for longest until `most` bytes are left, and old temporary files.
+    """Remove the files that were not used for longest until `most` bytes are left, and temporary files and leases that are a day old.
 
     `now` is the time by the clock of the folder. Who has a file open, or is about to open it, reads on or asks the origin.
     """
-    for name in folder.names("tmp"):
-        for file in _described(folder, f"tmp/{name}"):
+    for name in [f"{each}/{name}" for each in ("tmp", "leases") for name in folder.names(each)]:
+        for file in _described(folder, name):
             if file.written_at < now - DAY_S:
-                folder.remove(file.name)
+                with contextlib.suppress(OSError):  # of another user
+                    folder.remove(name)
     files = sorted(files_of(folder), key=attrgetter("used_at"))
     n, size = len(files), sum(file.size for file in files)
     removed, bytes_removed = 0, 0

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import Subset  # noqa: E402
 
 from cachedfs.datasets import FileDataset, Loader  # noqa: E402
+from cachedfs.datasets.arguments import raise_if_ranks_differ  # noqa: E402
 from cachedfs.datasets.nodes import run_keys  # noqa: E402
 from cachedfs.datasets.sampler import EpochOrders  # noqa: E402
 from cachedfs.datasets.samples import SampleReader  # noqa: E402
@@ -193,6 +194,20 @@ def test_samples_of_one_shard_stay_together(cloud):
     data = ZarrDataset(cloud.url("a.zarr"), storage_options=cloud.options)
     assert SampleReader(data).objects().keys.tolist() == run_keys(96, 12).tolist()
     assert SampleReader(range(96)).objects().keys.tolist() == run_keys(96, 1).tolist()
+
+
+def test_ranks_that_found_different_files_are_refused(monkeypatch):
+    mine, other = (
+        Loader(range(n), shuffle="node", n_nodes=1, rank=0, world_size=1).state_dict() for n in (8, 9)
+    )
+
+    def gather(states, state):
+        states[:] = [state, other]
+
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    with pytest.raises(RuntimeError, match="rank 0 and rank 1 found different files, or other sizes"):
+        raise_if_ranks_differ(mine)
 
 
 # Options.

@@ -155,7 +155,7 @@ def test_an_interrupted_pack_does_not_write_into_a_later_one(monkeypatch, tmp_pa
             assert go_on.wait(120)
         pipe(self, path, value, **options)
 
-    def interrupted(run, most=0):
+    def interrupted(run, most=0, most_bytes=0):
         if run._writing:
             assert begun.wait(120)
             raise KeyboardInterrupt

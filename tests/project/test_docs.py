@@ -23,6 +23,7 @@ import logging
 import os
 import pickle
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -733,6 +734,29 @@ def test_the_summary_of_measured_numbers_matches_the_page():
     for row in rows:
         known = {cell.partition(" (")[0] for cell in page[row[1]]}
         assert {re.sub(r"^[\w-]+ ", "", cell) for cell in row[2:] if cell} <= known, row[1]
+
+
+def test_the_chart_is_drawn_from_the_results_of_the_benchmarks():
+    chart = runpy.run_path(str(ROOT / "docs/chart.py"))
+    times = {
+        "gcsfs": (31.47, 30.86),
+        "tensorstore": (29.7, 29.4),
+        "cachedfs": (1.312, 0.0123),
+        "local": (9.0, 9.0),
+    }
+    results = [
+        {
+            "row": "samples",
+            "contender": name,
+            "figures": {"cold": {"median": cold}, "second": {"median": second}},
+        }
+        for name, (cold, second) in times.items()
+    ]
+    drawn = chart["drawn"](
+        chart["seconds_of"]([*results, {"row": "dense", "contender": "gcsfs", "figures": {}}]), "dark"
+    )
+    shown = [each.text for each in ElementTree.fromstring(drawn) if re.fullmatch(r"[\d.]+", each.text or "")]
+    assert shown == ["1.31", "0.012", "29.7", "29.4", "31.5", "30.9"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -62,6 +62,18 @@ def test_every_base_dependency_is_stated():
     assert {Requirement(text).name for text in ABOUT["dependencies"]} - {"platformdirs"} <= set(STATED)
 
 
+def test_the_readme_lists_every_extra_of_a_user():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("| extra |")[2].partition("\n\n")[0]
+    listed = [
+        name
+        for cell in re.findall(r"^\| (`.+?) \| ", table, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", cell)
+    ]
+    ours = {"dev", "docs", "rivals", "works"}
+    assert sorted(listed) == sorted(ABOUT["optional-dependencies"].keys() - ours)
+
+
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "README.md"])
 def test_make_targets_named_in_pages_exist(page):
     named = set(re.findall(r"(?:^|`)make ([a-z]+)", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE))

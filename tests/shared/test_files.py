@@ -147,7 +147,7 @@ def test_only_a_regular_file_is_opened_and_at_once(folder, make):
         folder.open("odd").index()
 
 
-CALLS = ["os.open", "os.fsync", "os.fchmod", "os.close", "os.rename", "disk.write_all", "disk.write_all 2"]
+CALLS = ["os.open", "os.fchmod", "os.close", "os.rename", "disk.write_all", "disk.write_all 2"]
 
 
 @pytest.mark.parametrize("is_after", [False, True])

@@ -36,17 +36,19 @@ def test_what_was_not_used_for_longest_is_removed(origin, node, shared):
     runs = runs_in(shared)
     for number, path in enumerate(runs):
         used(path, days=number + 2)
-    (old, new) = (shared / "cachedfs-shared-1" / "tmp" / name for name in ("old", "new"))
-    for path in (old, new):
+    (old, lease, new) = (shared / "cachedfs-shared-1" / name for name in ("tmp/old", "leases/x-0", "tmp/new"))
+    for path in (old, lease, new):
+        path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"x")
     used(old, days=30)
+    used(lease, days=30)
     size = sum(path.stat().st_size for path in shared.rglob("*") if path.is_file())
     found = json_of("share", "stats", str(shared))
-    assert (found["files"], found["bytes"]) == (6, size - 2)
+    assert (found["files"], found["bytes"]) == (6, size - 3)
     done = json_of("share", "clean", str(shared), "--size", "16MiB")
     assert (done["removed"], done["files"]) == (2, 4)
     assert runs_in(shared) == runs[2::-1]
-    assert (old.exists(), new.exists()) == (False, True)
+    assert (old.exists(), lease.exists(), new.exists()) == (False, False, True)
     origin.log.clear()
     assert node("b").cat(list(data)) == data
     assert len({path for kind, path, _ in origin.log if kind == "read"}) == 2

@@ -1,0 +1,67 @@
+"""Leases: who fetches something says so with a file, so that other nodes wait for it instead of fetching it too.
+
+A lease is a file that only one node can create. It is removed once what was fetched is in the shared cache, and ignored
+when it is EXPIRES_S old by the clock of the folder: its node may be gone. At worst something is fetched twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from cachedfs.shared.gatherer import FILE
+from cachedfs.shared.shared_folder import SharedFolder
+
+__all__ = ["EXPIRES_S", "Leases", "lease_of"]
+
+EXPIRES_S = 30.0
+_WAITING = "leases/waiting"  # its time says when a node last waited for another
+
+
+def lease_of(key: str, position: int) -> str:
+    """Return the lease on the part of an object version that has the byte at `position`."""
+    return f"leases/{key}-{position // FILE:x}"
+
+
+class Leases:
+    """The leases of one process in a folder. `held` are its own. All methods block; they raise no errors of the folder."""
+
+    def __init__(self, folder: SharedFolder) -> None:
+        self._folder = folder
+        self.held: set[str] = set()
+        self._waiting_at = 0.0  # the time of `_WAITING` that was seen last
+
+    def take(self, name: str) -> bool:
+        """Take a lease; return False if another node holds it, which is asked to hurry."""
+        with contextlib.suppress(OSError):  # it can only be read, or is full: fetch without a lease
+            if not self._folder.make_empty(name):
+                now = self._folder.touch(_WAITING)
+                modified_at = self._folder.modified_at(name)
+                if modified_at is not None and now is not None and now - modified_at < EXPIRES_S:
+                    return False
+                self._folder.remove(name)  # another one may do this too: then both fetch it
+                self._folder.make_empty(name)
+            self.held.add(name)
+        return True
+
+    def release(self, name: str) -> None:
+        if name in self.held:
+            self.held.discard(name)
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self._folder.path}/{name}")
+
+    def renew(self) -> None:
+        """Let all leases of this process count from now."""
+        for name in list(self.held):
+            with contextlib.suppress(OSError):
+                os.utime(f"{self._folder.path}/{name}")
+
+    def is_awaited(self) -> bool:
+        """Return whether a node has begun to wait for another one since the last call, and perhaps for this one."""
+        if not self.held:
+            return False
+        with contextlib.suppress(OSError):
+            at = self._folder.modified_at(_WAITING) or 0.0
+            is_new, self._waiting_at = at != self._waiting_at, at
+            return is_new
+        return False

@@ -1,0 +1,177 @@
+"""Nodes that read the same at the same time download it once."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from cachedfs.shared.leases import Leases, lease_of
+from cachedfs.shared.shared_folder import SharedFolder
+from tests.shared.conftest import leave
+from tests.support import KiB, MiB, noise, until
+
+N = 4  # nodes
+READ = """
+import json, os, random, sys
+import tests.long_timeouts
+import fsspec
+
+cache_dir, shared, seed, at_once, paths = json.loads(sys.argv[1])
+fs = fsspec.filesystem("cgs", cache_dir=cache_dir, shared_cache=shared, max_age=3600, read_ahead=0)
+fs.find(paths[0].partition("/")[0])
+random.Random(seed).shuffle(paths)
+print("ready", flush=True)
+sys.stdin.readline()
+for at in range(0, len(paths), at_once):
+    fs.cat(paths[at : at + at_once])
+print(fs.stats().bytes_fetched, flush=True)
+sys.stdin.readline()
+"""
+
+
+@contextlib.contextmanager
+def nodes(cloud, tmp_path, paths, at_once):
+    """Run nodes that read all paths, each in an order of its own; yield them when all are ready."""
+    running = []
+    with contextlib.ExitStack() as stack:
+        for seed in range(N):
+            given = json.dumps(
+                [str(tmp_path / f"node-{seed}"), str(tmp_path / "shared"), seed, at_once, paths]
+            )
+            command = [sys.executable, "-c", READ, given]
+            pipe = subprocess.PIPE
+            process = subprocess.Popen(command, env=cloud._environment(), text=True, stdin=pipe, stdout=pipe)
+            running.append(stack.enter_context(process))
+        for process in running:
+            assert process.stdout.readline() == "ready\n"
+        yield running
+
+
+def fetched_by(cloud, tmp_path, data, at_once):
+    """Return the bytes that all nodes together fetch."""
+    with nodes(cloud, tmp_path, list(data), at_once) as running:
+        for process in running:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        fetched = [int(process.stdout.readline()) for process in running]
+        for process in running:
+            process.stdin.close()
+    return sum(fetched)
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "at_once", "most"),
+    [(16, 8 * MiB, 2, 1.05), (300, 20 * KiB, 8, 1.3)],
+    ids=["large", "small"],
+)
+def test_nodes_that_read_in_different_orders_download_once(cloud, tmp_path, n, size, at_once, most):
+    data = {cloud.path(f"{i:04}"): cloud.put(f"{i:04}", noise(size, i)) for i in range(n)}
+    assert fetched_by(cloud, tmp_path, data, at_once) <= most * n * size
+
+
+@pytest.fixture
+def folder(shared):
+    made = SharedFolder(str(shared), trust="group", is_read_only=False)
+    made.check()
+    return made
+
+
+NAME = lease_of("0a" * 16, 5)
+
+
+def test_one_node_has_a_lease_until_it_is_released(folder):
+    ours, theirs = Leases(folder), Leases(folder)
+    assert ours.take(NAME)
+    assert not theirs.take(NAME)
+    theirs.release(NAME)  # not theirs
+    assert not theirs.take(NAME)
+    ours.release(NAME)
+    assert theirs.take(NAME)
+
+
+def test_a_lease_expires_by_the_clock_of_the_folder_unless_it_is_renewed(folder, clock):
+    ours, theirs = Leases(folder), Leases(folder)
+    assert ours.take(NAME)
+    clock(600)  # of this machine
+    assert not theirs.take(NAME)
+    path = f"{folder.path}/{NAME}"
+    os.utime(path, (0, os.stat(path).st_mtime - 29))
+    assert not theirs.take(NAME)
+    ours.renew()
+    os.utime(path, (0, os.stat(path).st_mtime - 29))
+    assert not theirs.take(NAME)
+    os.utime(path, (0, os.stat(path).st_mtime - 2))
+    assert theirs.take(NAME)
+
+
+def test_who_waits_is_noticed_by_who_fetches(folder):
+    ours, theirs = Leases(folder), Leases(folder)
+    assert not ours.is_awaited()
+    ours.take(NAME)
+    assert not ours.is_awaited()
+    theirs.take(NAME)
+    assert ours.is_awaited()
+    assert not ours.is_awaited()
+
+
+def test_parts_of_an_object_have_leases_of_their_own():
+    names = {lease_of(key, at * MiB) for key in ("0a" * 16, "0b" * 16) for at in (0, 7, 8, 15, 16)}
+    assert len(names) == 6
+
+
+def test_where_nothing_can_be_written_nobody_waits(folder, monkeypatch):
+    def refuse(*args):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(SharedFolder, "make_empty", refuse)
+    assert Leases(folder).take(NAME)
+
+
+def test_a_node_waits_for_the_one_that_fetches(origin, node, shared, tmp_path):
+    """The lease is taken, and released when the bytes are there: the other node asks nothing."""
+    data = origin.put("b/k", noise(50_000))
+    fs = node("a")
+    assert fs.cat_file("b/k") == data
+    fs = node("b")
+    origin.log.clear()
+    (file,) = shared.rglob("gathered/*")
+    hidden = tmp_path / "hidden"
+    file.rename(hidden)
+    version = fs._objects.version(fs._objects.known("b/k")) if fs.exists("b/k") else None
+    other = Leases(SharedFolder(str(shared), trust="group", is_read_only=False))
+    from cachedfs.shared.piece import key_of
+
+    lease = lease_of(key_of(version.identity, version.info), 0)
+    assert other.take(lease)
+    got = []
+    thread = threading.Thread(target=lambda: got.append(fs.cat_file("b/k")))
+    thread.start()
+    until(other.is_awaited)
+    hidden.rename(file)
+    thread.join(60)
+    assert got == [data]
+    assert "read" not in [kind for kind, *_ in origin.log]
+    other.release(lease)
+
+
+def test_a_lease_of_a_read_that_fails_is_released(origin, node, shared):
+    origin.put("b/k", noise(50_000))
+    fs = node("a")
+    fs.info("b/k")
+    origin.delete("b/k")
+    with pytest.raises(FileNotFoundError):
+        fs.cat_file("b/k")
+    until(lambda: not list(shared.rglob("leases/*-*")))
+
+
+def test_no_lease_is_left(origin, node, shared):
+    data = {f"b/{i}": origin.put(f"b/{i}", noise(5 * MiB if i % 2 else 5000, i)) for i in range(6)}
+    fs = node("a")
+    fs.find("b")
+    assert fs.cat(list(data)) == data
+    leave()
+    assert not list(shared.rglob("leases/*-*"))
