@@ -122,8 +122,8 @@ class Download:
 
     def stored(self, is_stored: bool) -> None:
         """Record that a block was stored, or failed to be. Release the buffers once all blocks are on disk."""
+        self.is_storable &= is_stored  # first: `finish` looks at both in another thread
         self._n_stored += 1
-        self.is_storable &= is_stored
         if self.done and self._n_stored == self.n_received and self.is_storable and not self._keeps_bytes:
             self.release()
 
