@@ -38,10 +38,8 @@ class Download:
     def __init__(self, *, demand: int, version: Version | None = None, bytes_: Range = _UNKNOWN) -> None:
         self.version = version  # None also if it cannot be cached
         self.info = None if version is None else version.info  # of an unknown object, set at the headers
-        self.start = self.filled = (
-            bytes_.start
-        )  # Invariant: start <= filled <= stop; `filled` never decreases
-        self.stop = bytes_.stop
+        self.start = self.filled = bytes_.start  # `filled` never decreases
+        self.stop = bytes_.stop  # Invariant: start <= filled <= stop
         self.demand = demand
         self.is_speculative = is_speculative()  # no caller waited for it when it was created
         self.is_wanted = False  # a caller has waited for it since then

@@ -223,9 +223,7 @@ class Downloads:
         try:
             if engine.paused_requests and not (download.is_speculative or self.objects.config.offline):
                 self._stop_paused(path)
-            if (
-                not download.stopped or download.demand > download.start
-            ):  # else it was stopped before it started
+            if not download.stopped or download.demand > download.start:  # it may be stopped before it starts
                 await self._read(download, path, want, answer)
         except Exception as failure:  # of any origin: its readers raise it
             error = self._failed(download, path, failure)

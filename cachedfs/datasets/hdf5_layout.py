@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import h5py
@@ -59,9 +59,9 @@ def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
-def fetch_headers(fs: Any, path: str, group: Any, names: Collection[str] = ()) -> None:
-    """Fetch the headers of the members of a group, or of these, in one round trip: HDF5 reads one after another."""
-    links = [group.id.links.get_info(name.encode()) for name in names or group]
+def fetch_headers(fs: Any, path: str, group: Any) -> None:
+    """Fetch the headers of the members of a group in one round trip: HDF5 reads them one after another."""
+    links = [group.id.links.get_info(name) for name in group.id]
     starts = [link.u for link in links if link.type == h5py.h5l.TYPE_HARD]
     if len(starts) > 1 and isinstance(fs, CachedFileSystem):
         fs.cat_ranges([path] * len(starts), starts, [start + HEADER for start in starts])

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 BATCH = 128  # files in one call
-SHARD = 128  # images in a shard, about 14 MB
+SHARD = 32  # images in a shard, about 4 MB
 TRIES = 3  # attempts of each PyDrive2 call
 
 
@@ -154,7 +154,7 @@ def open_to_store(url: str) -> Any:
 
 
 def store_digits(group: Any, side: int, count: int) -> list[Any]:
-    """Store the digits as a sharded Zarr v3 array: one image a chunk, about 14 MB a shard."""
+    """Store the digits as a sharded Zarr v3 array: one image a chunk, about 4 MB a shard."""
     images = digits(side, count)
     array = group.create_array(
         "images",

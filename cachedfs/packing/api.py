@@ -233,7 +233,7 @@ class Packing:
         return self._finish(run, started)
 
     def _prepare(self, *, overwrite: bool) -> tuple[dict[str, StoredObject], dict[str, bytes]]:
-        """Return the objects of an earlier run of this pack, or those to write first in the empty store of a new one.
+        """Return the objects of an earlier run of this pack, and those to write first. A new pack gets an empty store.
 
         Raises FileExistsError if anything else is at the target and may not be removed.
         """
@@ -241,14 +241,15 @@ class Packing:
         existing = store.listing()
         stored_plan = store.read(PLAN) if PLAN in existing else None
         progress = PackProgress.from_bytes((store.read(PROGRESS) or b"") if PROGRESS in existing else b"")
+        first = {PLAN: self._plan_json} | ({FILES: self.files.as_bytes()} if self.source.may_skip else {})
         if stored_plan == self._plan_json and not progress.packed(self.files.removed, self.source.parts()):
-            return existing, {}
+            return existing, {name: data for name, data in first.items() if name not in existing}
         if existing:
             is_ours = any(name in ZARR or name.startswith(f"{BESIDE}/") for name in existing)
             if not (overwrite and is_ours):
                 raise FileExistsError(_why_not_empty(store.url, stored_plan is not None, is_ours=is_ours))
             store.clear()
-        return {}, {PLAN: self._plan_json} | ({FILES: self.files.as_bytes()} if self.source.may_skip else {})
+        return {}, first
 
     def _finish(self, run: PackRun, started: float) -> Packed:
         store, lengths = self.store, run.lengths
@@ -282,7 +283,7 @@ class Packing:
             seconds=round(self._planning_s + time.perf_counter() - started, 3),
             verified=f"verified: {n_stated} objects by the origin's checksum, {len(stored) - n_stated} read back",
             skipped=[f"{name}: {reason}" for name, reason in skipped.items()],
-            notes=[*self.source.notes],  # those of counting, too
+            notes=self.notes,
         )
 
     def _check_source(self) -> None:

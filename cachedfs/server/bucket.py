@@ -6,14 +6,15 @@ import asyncio
 import email.utils
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
-from cachedfs.common.types import ObjectInfo, Range, modified_of
+from cachedfs.common.types import ObjectInfo, Range
+from cachedfs.common.urls import is_url
 from cachedfs.errors import NoSuchBucket, ObjectNotFound
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.origins.base import http_date
-from cachedfs.server.conditions import Slice, etag_of
+from cachedfs.server.conditions import Slice, etag_of, fingerprint_of, modified_at
 from cachedfs.server.key_pages import KeyTable, table_of
 from cachedfs.server.s3_errors import S3Error
 
@@ -32,7 +33,6 @@ KEPT_S = 1.0  # for which a table answers for the first page; less if `max_age` 
 PAGED_S = 900.0  # for which it answers for later pages, so that all are of one moment
 _TYPES = ("contentType", "ContentType", "mimeType", "mimetype")
 _ENCODINGS = ("contentEncoding", "ContentEncoding")
-_UNKNOWN = datetime.fromtimestamp(0, UTC)
 _NEVER_A_PAGE = {  # stored HTML must not act as a page of this endpoint, with the keys that a browser keeps for it
     "Content-Security-Policy": "sandbox",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -72,9 +72,16 @@ class Bucket:
     def path(self, key: str) -> str:
         """Return the path of a key. Raises S3Error if the filesystem reads it as the path of something else."""
         path = f"{self._above}{key}"
-        if self._fs._strip_object(path) != path:
+        if self._fs._strip_object(path) != path or self._leads_above(key):
             raise S3Error("NoSuchKey", "No object of this origin can have such a key")
         return path
+
+    def _leads_above(self, name: str) -> bool:
+        """Return whether an origin may take a name for one outside of the bucket."""
+        if "." not in name and "%" not in name and "\0" not in name:
+            return False
+        parts = (unquote(name) if is_url(self._root) else name).split("/")
+        return "\0" in name or not {".", ".."}.isdisjoint(parts)
 
     async def head(self, key: str) -> Described:
         """Return what is known of an object, after one request for its metadata if that is unknown or expired."""
@@ -151,13 +158,12 @@ class Bucket:
             n_keys -= len(table.keys)
 
     async def _list(self, folder: str, one_level: bool) -> KeyTable:
-        path, listings = (
-            (f"{self._above}{folder}" if folder else self._root),
-            self._fs._reader.lookups.listings,
-        )
+        path, listings = f"{self._above}{folder}" if folder else self._root, self._fs._reader.lookups.listings
         infos = list[ObjectInfo]()
         try:
-            if one_level:
+            if self._leads_above(folder):
+                pass  # no key begins like that
+            elif one_level:
                 infos = (await self._fs._hop(listings.get(path))).infos
             else:
                 infos = await self._fs._hop(listings.find(path))
@@ -177,16 +183,13 @@ def _is_made(table: asyncio.Task[KeyTable]) -> bool:
 def _described(info: ObjectInfo) -> Described:
     if info.size is None:
         raise S3Error("InvalidObjectState", "It has no size before it is exported, so it cannot be sent")
-    details = info.details
-    modified = modified_of(details) or http_date(details.get("Last-Modified")) or _UNKNOWN
-    modified = modified.replace(microsecond=0)
-    etag = etag_of(info.fingerprint or f"{info.size} {modified}")
+    details, modified, etag = info.details, modified_at(info), etag_of(fingerprint_of(info))
     headers = {
         "Server": "cachedfs",
         "Accept-Ranges": "bytes",
         "Content-Type": _first(details, _TYPES) or "binary/octet-stream",
         "ETag": etag,
-        "Last-Modified": email.utils.format_datetime(modified.astimezone(UTC), usegmt=True),
+        "Last-Modified": email.utils.format_datetime(modified, usegmt=True),
         **_NEVER_A_PAGE,
     }
     if encoding := _first(details, _ENCODINGS):

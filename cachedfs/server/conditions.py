@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 
-from cachedfs.common.types import Range
+from cachedfs.common.types import ObjectInfo, Range, modified_of
 from cachedfs.origins.base import http_date
 from cachedfs.server.s3_errors import S3Error
 from cachedfs.server.signatures import Headers
 
-__all__ = ["etag_of", "is_not_modified", "range_in", "slice_of"]
+__all__ = ["etag_of", "fingerprint_of", "is_not_modified", "modified_at", "range_in", "slice_of"]
 
+_UNKNOWN = datetime.fromtimestamp(0, UTC)
 Slice = tuple[int, int | None]
 
 _RANGE = re.compile(r"bytes=[ \t]*([0-9]{0,40})-([0-9]{0,40})[ \t]*", re.IGNORECASE)
+
+
+def modified_at(info: ObjectInfo) -> datetime:
+    """Return when an object was last written, in whole seconds; 1970 if its origin does not say."""
+    found = modified_of(info.details) or http_date(info.details.get("Last-Modified")) or _UNKNOWN
+    return found.astimezone(UTC).replace(microsecond=0)
+
+
+def fingerprint_of(info: ObjectInfo) -> str:
+    """Return the fingerprint of a version; size and time where the origin has no other evidence."""
+    return info.fingerprint or f"{info.size} {modified_at(info)}"
 
 
 def etag_of(fingerprint: str) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from cachedfs.common.types import ObjectInfo, modified_of
+from cachedfs.common.types import ObjectInfo
+from cachedfs.server.conditions import fingerprint_of, modified_at
 
 __all__ = ["KeyTable", "KeyPage", "page_of", "table_of"]
 
@@ -43,12 +44,11 @@ def table_of(infos: Iterable[ObjectInfo], above: str, *, with_folders: bool) -> 
         if is_below and (with_folders if is_folder else info.size is not None):
             found.append((info.path[len(above) :] + "/" * is_folder, info))
     found.sort(key=itemgetter(0))  # code points sort as their UTF-8 does
-    times = (modified_of(info.details) for _, info in found)
     return KeyTable(
         [key for key, _ in found],
         array("q", (info.size or 0 for _, info in found)),
-        array("d", (0.0 if time is None else time.timestamp() for time in times)),
-        [info.fingerprint or str(info.size) for _, info in found],
+        array("d", (modified_at(info).timestamp() for _, info in found)),
+        [fingerprint_of(info) for _, info in found],
     )
 
 

@@ -1,5 +1,6 @@
 """Ray Data: tables and images through the filesystem, in Ray's own processes."""
 
+import fsspec
 import pytest
 
 from tests.libraries.data import ROWS
@@ -26,7 +27,7 @@ def test_ray_reads_parquet(place, cluster):
     for i in range(2):
         ROWS[i * 500 : i * 500 + 500].to_parquet(place.url(f"set/{i}.parquet"))
     for _ in place.twice(fetches=2):
-        path, fs = place.path("set"), place.fs
+        fs, path = fsspec.url_to_fs(place.url("set"), **place.options)
         rows = ray.data.read_parquet(path, filesystem=fs)
         assert rows.sum("n") == ROWS["n"].sum()
 
@@ -35,6 +36,6 @@ def test_ray_reads_images(place, cluster):
     for i in range(6):
         place.put(f"images/{i}.png", picture(i))
     for _ in place.twice(fetches=6):
-        path, fs = place.path("images"), place.fs
+        fs, path = fsspec.url_to_fs(place.url("images"), **place.options)
         images = ray.data.read_images(path, filesystem=fs)
         assert sorted(each["image"][3, 3, 0] for each in images.take_all()) == list(range(6))

@@ -133,7 +133,7 @@ def litdata_files(folder):
 def test_chunks_of_litdata_are_read(place, tmp_path, monkeypatch):
     litdata = pytest.importorskip("litdata")
     from litdata.streaming import downloader
-    from litdata.streaming.lookups import Dir
+    from litdata.streaming.resolver import Dir
 
     class Downloaded(downloader.Downloader):
         def download_file(self, remote_filepath, local_filepath):

@@ -10,7 +10,7 @@ import pytest
 from cachedfs.errors import AccessDenied, OriginUnavailable, QuotaExceeded
 from cachedfs.server import endpoint
 from tests.server.served import KEYS, target
-from tests.support import MiB, noise
+from tests.support import MiB, WebServer, noise
 
 DATA = noise(20 * MiB + 7, seed=1)
 
@@ -179,6 +179,20 @@ def test_a_path_that_the_origin_reads_as_another_one_is_no_key(tmp_path, serving
     for path in ("/data/../secret", "/data/%2e%2e/secret", "/data/..%2fsecret", "/data/./a"):
         assert served.get(path).code == "InvalidURI"
     assert served.get(f"/data/{tmp_path}/secret").code == "NoSuchKey"
+    for prefix in ("../", "./", "a/../../", "%00/"):
+        assert names(served.get(f"/data?list-type=2&prefix={prefix}")) == ([], [])
+        assert names(served.get(f"/data?list-type=2&delimiter=/&prefix={prefix}")) == ([], [])
+
+
+def test_a_path_that_a_web_server_takes_for_another_one_is_no_key(tmp_path, serving):
+    (tmp_path / "top").mkdir()
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "top/a%20b").write_bytes(b"1")
+    with WebServer(tmp_path) as web:
+        served = serving({"data": f"cachedfs::{web.url}/top"})
+        assert served.get("/data/a%252520b").body == b"1"
+        for key in ("%252e%252e/secret", ".%252e/secret", "x/%252E%252E/%252e%252e/secret"):
+            assert served.get(f"/data/{key}").code == "NoSuchKey"
 
 
 # Errors.

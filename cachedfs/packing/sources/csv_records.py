@@ -21,7 +21,7 @@ from cachedfs.packing.sources.sample_source import SourceFiles
 from cachedfs.packing.sources.tables import TableSource, stated_names
 from cachedfs.packing.sources.text_lines import PART, opened, parts_of
 
-__all__ = ["CSVSource", "delimiter_of", "parsed", "type_of"]
+__all__ = ["CSVSource"]
 
 DELIMITERS = ",;\t|"
 OPTIONS = ("comment", "delimiter", "encoding", "skipinitialspace")
@@ -74,8 +74,8 @@ class CSVSource(TableSource):
         self._types, found = {}, {}
         for name in self._columns:
             given = self._given.get(name)
-            type_ = self._types[name] = arrow_type(name, given, pa.null()) if given else type_of(texts[name])
-            found[name] = pa.nulls(len(texts), type_) if given else parsed(texts[name], type_)
+            type_ = self._types[name] = arrow_type(name, given, pa.null()) if given else _type_of(texts[name])
+            found[name] = pa.nulls(len(texts), type_) if given else _parsed(texts[name], type_)
         self.plan([(parts[0][0], pa.table(found))])
         return [self.checked(table, number) for number, table in firsts]
 
@@ -84,7 +84,7 @@ class CSVSource(TableSource):
         if head.startswith((b"\xff\xfe", b"\xfe\xff")):
             self._encoding = self._encoding or "utf-16"
         head = self._utf8(head)
-        self._delimiter = self._delimiter or delimiter_of(head, self.files.paths[file])
+        self._delimiter = self._delimiter or _delimiter_of(head, self.files.paths[file])
         self._header = next(self._rows(io.StringIO(head.decode("utf-8-sig", "replace"), newline="")))
         self._columns = stated_names(self._header)
         self._note_names(self._header, self._columns)
@@ -119,7 +119,7 @@ class CSVSource(TableSource):
                 _refuse(table[name], ZEROS, "has zeros in front, which a number has not")
             if name not in self._given and pa.types.is_boolean(type_):
                 _refuse(table[name], BIT, "is a number, and not true or false")
-            return parsed(table[name], type_)
+            return _parsed(table[name], type_)
 
         return pa.table(for_each(self._types, converted))
 
@@ -218,7 +218,7 @@ class CSVSource(TableSource):
         return ValueError(f"{where}: {reason}")
 
 
-def delimiter_of(head: bytes, path: str = "") -> str:
+def _delimiter_of(head: bytes, path: str = "") -> str:
     """Return the most frequent delimiter of the first record, or a comma if it has none."""
     if ".tsv" in path.lower():
         return "\t"
@@ -226,7 +226,7 @@ def delimiter_of(head: bytes, path: str = "") -> str:
     return max(DELIMITERS, key=first.count)
 
 
-def type_of(texts: pa.ChunkedArray) -> pa.DataType:
+def _type_of(texts: pa.ChunkedArray) -> pa.DataType:
     """Return the type of a column of text as pandas finds it, except that integers with zeros in front stay text."""
     texts = pc.ascii_trim_whitespace(texts)
     texts = texts.filter(pc.invert(pc.is_in(texts, MISSING)))
@@ -239,7 +239,7 @@ def type_of(texts: pa.ChunkedArray) -> pa.DataType:
     return pa.string()
 
 
-def parsed(texts: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
+def _parsed(texts: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
     """Return texts as values of a type. Raises ArrowInvalid for a text that pandas does not read as such a value."""
     if not (pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_boolean(type_)):
         return texts
@@ -261,7 +261,7 @@ def _refuse(texts: pa.ChunkedArray, pattern: str, reason: str) -> None:
 
 def _can_be(texts: pa.ChunkedArray, type_: pa.DataType) -> bool:
     try:
-        parsed(texts, type_)
+        _parsed(texts, type_)
     except pa.ArrowInvalid:
         return False
     return True
