@@ -29,7 +29,7 @@ IDLE_S = 75.0  # after which a connection without a complete request is closed
 MOST_HEADER = 16 << 10  # bytes of a line; a key may have 1 KiB, three times that in percent-encoding
 
 
-http_logger = logging.getLogger("cachedfs.server.http")
+logger = logging.getLogger("cachedfs.server")
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
@@ -37,7 +37,7 @@ def _without_traceback(record: logging.LogRecord) -> bool:
     return True
 
 
-http_logger.addFilter(_without_traceback)
+logger.addFilter(_without_traceback)
 
 
 def run() -> None:
@@ -87,7 +87,7 @@ def http_server(endpoint: Endpoint) -> web.Server:
         access_log=None,
         keepalive_timeout=IDLE_S,
         lingering_time=ENDS_WITHIN_S,
-        logger=http_logger,
+        logger=logger,
         max_field_size=MOST_HEADER,
         max_line_size=MOST_HEADER,
     )

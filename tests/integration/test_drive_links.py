@@ -121,7 +121,7 @@ def test_a_link_alone_is_copied_under_its_own_name(drive, file_id, folder_id, he
     drive.server.edit(file_id, name="a/../b.csv")
     run("get", f"{SITE}/file/d/{file_id}/view?usp=sharing")
     assert [path.name for path in here.iterdir()] == ["a／..／b.csv"]
-    run("get", f"{SITE}/drive/folders/{folder_id}", f"{SITE}/open?id={file_id}", "-o", "max_age=0")
+    run("get", "--force", f"{SITE}/drive/folders/{folder_id}", f"{SITE}/open?id={file_id}", "-o", "max_age=0")
     files = {str(path.relative_to(here)) for path in here.rglob("*") if path.is_file()}
     assert files == {"a／..／b.csv", "sub/a／..／b.csv", "sub/deep/b.txt"}
 

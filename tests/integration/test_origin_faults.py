@@ -146,7 +146,7 @@ def await_quiet():
     (engine,) = engines._engines.values()
 
     async def is_quiet():  # on the loop, where no request is between the queue and the list of active ones
-        ahead = any(engine.speculation._queues) or engine.speculation._lookups
+        ahead = engine.speculation.queued or engine.speculation._lookups
         locks = engine.cache.locks.held().keys() - {engine.cache.space.writer & (1 << 62) - 1}
         return not (ahead or engine.active_requests or engine.by_block or engine.lookups._running or locks)
 

@@ -78,7 +78,7 @@ RUN = {  # the number of blocks that run in each page, with all packages install
     "docs/guide-packing.md": 2,
     "docs/guide-s3.md": 1,
     "docs/guide-serve.md": 1,
-    "docs/guide-sharing.md": 2,
+    "docs/guide-sharing.md": 1,
     "docs/guide-training.md": 5,
     "docs/guide-zarr.md": 9,
     "docs/index.md": 1,
