@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -64,18 +65,19 @@ class DaemonThreadPool(ThreadPoolExecutor):
             if future.cancel():
                 future.set_running_or_notify_cancel()  # otherwise `concurrent.futures.wait` never returns
         for thread in self._started if wait else ():
-            thread.join()
+            with suppress(RuntimeError):  # a Ctrl-C came before it was started
+                thread.join()
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._started)}", daemon=True)
+        self._started.append(thread)  # first: a Ctrl-C may end `start` when the thread runs
         try:
             thread.start()
         except RuntimeError:  # too many threads, or the interpreter exits: the running ones must do
+            self._started.pop()
             if not self._started:
                 self._jobs.pop()
                 raise
-        else:
-            self._started.append(thread)
 
     def _run(self) -> None:
         while self._do_next():

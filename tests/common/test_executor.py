@@ -88,3 +88,18 @@ def test_running_threads_do_all_jobs_if_no_other_can_be_started(workers, monkeyp
     assert workers.submit(int).result() == 0
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert list(workers.map(abs, range(-3, 0))) == [3, 2, 1]
+
+
+def test_a_thread_whose_start_was_interrupted_is_waited_for(monkeypatch):
+    pool, gate, start = DaemonThreadPool(1, "test-interrupted"), threading.Event(), threading.Thread.start
+
+    def interrupted(thread):
+        start(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading.Thread, "start", interrupted)
+        pool.submit(gate.wait, 120)
+    threading.Timer(0, gate.set).start()
+    pool.shutdown()
+    assert not [each for each in threading.enumerate() if each.name.startswith("test-interrupted")]
