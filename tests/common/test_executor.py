@@ -97,9 +97,10 @@ def test_a_thread_whose_start_was_interrupted_is_waited_for(monkeypatch):
         start(thread)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(threading.Thread, "start", interrupted)
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
         pool.submit(gate.wait, 120)
+    monkeypatch.undo()
     threading.Timer(0, gate.set).start()
     pool.shutdown()
     assert not [each for each in threading.enumerate() if each.name.startswith("test-interrupted")]
