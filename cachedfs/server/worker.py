@@ -75,6 +75,7 @@ async def _serve(told: Mapping[str, Any]) -> None:
     _say({"ready": True})
     await stop.wait()
     listening.close()
+    server.pre_shutdown()  # closes connections that no request waits on
     await server.shutdown(ENDS_WITHIN_S)
 
 
