@@ -36,11 +36,12 @@ demo: $(STAMP)  ## The main job, on an embedded simulated cloud
 test: $(STAMP)  ## All tests but the stress runs
 	$(BIN)/python -m tests.rerun -m $(SUITE) $(TOGETHER) $(ARGS)
 
-test-newer:  ## The same tests on a newer Python, without torch
+NEWER_SKIPS = project demo sim
+test-newer:  ## The tests of the package on a newer Python, without torch: not those of pages, examples, demo and simulators
 ifeq ($(NEWER),)
 	@echo "skipped: there is no python3.12 or python3.13 here (OTHER_PYTHON= names one)"
 else
-	@$(MAKE) --no-print-directory test PYTHON=$(NEWER) VENV=$(VENV)-newer
+	@$(MAKE) --no-print-directory test PYTHON=$(NEWER) VENV=$(VENV)-newer ARGS="$(NEWER_SKIPS:%=--ignore=tests/%) $(ARGS)"
 endif
 
 # What reads and writes, with the oldest releases that are accepted. Not of the tests: what their own deprecations say, and
