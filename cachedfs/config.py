@@ -32,7 +32,7 @@ FSSPEC_KEYWORDS = frozenset(
 
 
 class SharedOptions(NamedTuple):
-    """What says how the shared cache in `folder` is used; processes with other options use it apart."""
+    """The options of the shared cache in `folder`. Filesystems with other ones have an engine of their own."""
 
     folder: str
     trust: str
@@ -98,7 +98,7 @@ class Config(NamedTuple):
 
     @property
     def first_concurrency(self) -> int:
-        """Requests in flight at first, and what buffers and request sizes are planned for."""
+        """How many requests run at once at first; buffers and request sizes are planned for as many."""
         return min(FIRST_AT_ONCE, self.concurrency)
 
     @property

@@ -205,7 +205,7 @@ class Objects:
         return entry if entry is not None and self.is_fresh(entry) else None
 
     def _look(self) -> None:
-        """Once a second, look whether others replaced the shared files, or the identity is another now; remove old entries."""
+        """Once a second, check the files of all processes and the identity, and remove old entries."""
         if time.monotonic() >= self._identify_at:
             self._identify()
         look_at = self.store.look()

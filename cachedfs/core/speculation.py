@@ -38,7 +38,7 @@ _POSITION = attrgetter("position")
 
 
 class LinkEstimate(NamedTuple):
-    """What is known of the link to an origin: moving averages, and sums of what was measured.
+    """Measurements of the link to an origin: moving averages, and sums.
 
     `wait_s` is the time to the first byte, `best_per_s` the best average rate of one body in bytes per second so far,
     `per_s` the current one with `n_bodies` bodies in parallel. The defaults are between the published figures of Google

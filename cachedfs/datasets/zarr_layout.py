@@ -91,7 +91,7 @@ class ChunkPositions(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ArrayLayout:
-    """How an array is stored. `chunk` is the shape of a decoded chunk: in shards, an inner chunk."""
+    """The storage of an array. `chunk` is the shape of a decoded chunk: in shards, an inner chunk."""
 
     path: str
     shape: Place

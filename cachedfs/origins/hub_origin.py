@@ -116,7 +116,7 @@ class HubConnection(HTTPConnection):
         )
 
     def described(self, path: str, body: HTTPResponse, now_s: float) -> HTTPAnswer:
-        """Return what the Hub states of a file; if it redirected, the headers of the last answer are of the bytes only."""
+        """Return the metadata that the Hub gives for a file; after a redirect, it is in an earlier answer."""
         chain = (body.answer, *reversed(body.answer.history))
         stated = next((each.headers for each in chain if _COMMIT in each.headers), None)
         if stated is None:

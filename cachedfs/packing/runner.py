@@ -34,7 +34,7 @@ logger = logging.getLogger("cachedfs.packing")
 
 
 class PackProgress:
-    """What is known of the first parts of a source. A later run goes on from there."""
+    """The counts of the first parts of a source, from which a later run continues."""
 
     def __init__(self) -> None:
         self.starts: dict[

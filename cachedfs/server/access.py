@@ -1,4 +1,4 @@
-"""Who may send a request: holders of the keys, from hosts and pages that are ours."""
+"""Access to the endpoint: the keys, and the allowed `Host` and `Origin` headers of a request."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _NEVER_A_PAGE = {  # stored HTML must not act as a page of this endpoint, with t
 
 
 class Described(NamedTuple):
-    """What an answer says of a version."""
+    """A version of an object, with the headers of an answer."""
 
     info: ObjectInfo
     size: int
@@ -59,7 +59,7 @@ class _Listed(NamedTuple):
 
 
 class Bucket:
-    """What `root` of the filesystem has. The coroutines run in any event loop; cached bytes need no other thread."""
+    """The folder `root` of a filesystem. Coroutines run in any event loop; cached bytes need no other thread."""
 
     def __init__(self, fs: CachedFileSystem, root: str) -> None:
         self._fs, self._root = fs, root
@@ -84,7 +84,7 @@ class Bucket:
         return "\0" in name or not {".", ".."}.isdisjoint(parts)
 
     async def head(self, key: str) -> Described:
-        """Return what is known of an object, after one request for its metadata if that is unknown or expired."""
+        """Return the headers of an object. Its metadata is requested if it is unknown or expired."""
         path = self.path(key)
         info = await self._fs._object_at(path)
         if info.kind != "file" or info.path != path:  # of the path without the slash at its end
@@ -139,7 +139,7 @@ class Bucket:
         self._tables[name] = listed  # the latest at the end
         try:
             return await asyncio.shield(listed.table)
-        except Exception:
+        except Exception:  # of any kind: the next request lists again
             self._tables.pop(name, None)
             raise
 

@@ -208,7 +208,7 @@ async def _stream(
                 await response.write(piece)
             piece = await anext(pieces, b"")
         await response.write_eof()
-    except Exception as error:
+    except Exception as error:  # of any kind: the status is sent already
         if request.transport is not None:
             request.transport.abort()
         if not isinstance(error, ConnectionError):

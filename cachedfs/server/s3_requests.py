@@ -1,4 +1,4 @@
-"""What a request asks for: the operation of the S3 API, the bucket and the key. Pure functions."""
+"""Parse a request: the operation of the S3 API, the bucket and the key. Pure functions."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _OURS = ("cachedfs::", "cgs://", "cdrive://")
 
 
 class S3Address:
-    """Where an endpoint is, and what its clients sign with; any keys do if it is `anonymous`."""
+    """The address of an endpoint, and the keys of its clients; an anonymous one accepts any keys."""
 
     def __init__(self, url: str, access_key: str | None, secret_key: str | None) -> None:
         #: The address of the endpoint, such as `http://127.0.0.1:9000`.
@@ -65,19 +65,19 @@ class S3Server(S3Address):
     """A running endpoint, until `close` or the end of a `with` block."""
 
     def __init__(
-        self, told: Mapping[str, Any], scheme: str, host: str, sockets: Sequence[socket.socket]
+        self, settings: Mapping[str, Any], scheme: str, host: str, sockets: Sequence[socket.socket]
     ) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
         port = sockets[0].getsockname()[1]
         super().__init__(
-            f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", *(told["keys"] or ("", ""))
+            f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", *(settings["keys"] or ("", ""))
         )
         try:
             for sock in sockets:
-                self._processes.append(_start({**told, "fd": sock.fileno()}, sock))
+                self._processes.append(_start({**settings, "fd": sock.fileno()}, sock))
             for process in self._processes:
                 _wait_until_ready(process)
-        except BaseException:
+        except BaseException:  # also Ctrl-C: no worker stays behind
             self.close()
             raise
         finally:
@@ -85,7 +85,7 @@ class S3Server(S3Address):
                 sock.close()
 
     def wait(self) -> None:
-        """Wait until a worker ends. Raises OSError unless it was told to."""
+        """Wait until a worker ends. Raises OSError if it failed."""
         by_pipe = {process.stdout: process for process in self._processes if process.stdout is not None}
         ended, _, _ = select.select([*by_pipe], [], [])
         code = by_pipe[ended[0]].wait()
@@ -160,7 +160,7 @@ def serve(
         logger.warning("every user of this machine can read what is served")
     if not is_local and tls_cert is None:
         logger.warning("others reach %s without encryption: tls_cert and tls_key add it", host)
-    told = {
+    settings = {
         "buckets": {name: _located(url, options) for name, url in buckets.items()},
         "conf": fsspec.config.conf,
         "keys": None if anonymous else [access_key, secret_key] if access_key else new_keys(),
@@ -170,7 +170,7 @@ def serve(
         "log_level": logger.getEffectiveLevel(),
     }
     scheme = "http" if tls_cert is None else "https"
-    return S3Server(told, scheme, host, _listening(host, port, workers))
+    return S3Server(settings, scheme, host, _listening(host, port, workers))
 
 
 def new_keys() -> tuple[str, str]:
@@ -216,9 +216,9 @@ def _listening(host: str, port: int, workers: int) -> list[socket.socket]:
     return [create(address, reuse_port=True) for _ in range(workers)]
 
 
-def _start(told: Mapping[str, Any], sock: socket.socket) -> subprocess.Popen[bytes]:
-    """Start a worker. What it is told is not on its command line, which all users can see."""
-    line = json.dumps(told, default=_as_text).encode() + b"\n"
+def _start(settings: Mapping[str, Any], sock: socket.socket) -> subprocess.Popen[bytes]:
+    """Start a worker. Its settings are not on its command line, which all users can see."""
+    line = json.dumps(settings, default=_as_text).encode() + b"\n"
     paths = [str(Path(__file__).parents[2]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "cachedfs.server"],

@@ -1,4 +1,4 @@
-"""AWS Signature Version 4, in the headers or in the URL of a request: whether our keys signed it. Pure functions.
+"""Verify AWS Signature Version 4, in the headers or in the URL of a request. Pure functions.
 
 The rules are those of "Authenticating Requests (AWS Signature Version 4)" in the S3 API reference.
 """
@@ -38,7 +38,7 @@ class Keys(NamedTuple):
 
 
 class _Signed(NamedTuple):
-    """What a request says of its signature."""
+    """The fields of a signature, as a request gives them."""
 
     credential: str
     at: str

@@ -1,4 +1,4 @@
-"""One process that serves: what it is told on standard input, until that is closed or SIGTERM comes."""
+"""A worker process. It reads its settings from standard input, and ends when that is closed or at SIGTERM."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ logger.addFilter(_without_traceback)
 
 def run() -> None:
     """Serve. The first line of output says that it is ready, or which error it ends with, as JSON."""
-    told = json.loads(sys.stdin.buffer.readline())
+    settings = json.loads(sys.stdin.buffer.readline())
     for level in (logging.WARNING, logging.ERROR):
         logging.addLevelName(level, logging.getLevelName(level).lower())
-    logging.basicConfig(level=told["log_level"], format="cachedfs: %(levelname)s: %(message)s")
+    logging.basicConfig(level=settings["log_level"], format="cachedfs: %(levelname)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: whoever started this process ends it
     try:
-        asyncio.run(_serve(told))
+        asyncio.run(_serve(settings))
     except Exception as error:  # of any kind: whoever started this process raises it
         _say({"error": f"{error}" or type(error).__name__})
         raise SystemExit(1) from error
@@ -59,9 +59,9 @@ def _say(value: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-async def _serve(told: Mapping[str, Any]) -> None:
-    fsspec.config.conf.update(told["conf"])
-    server = http_server(_endpoint(told))
+async def _serve(settings: Mapping[str, Any]) -> None:
+    fsspec.config.conf.update(settings["conf"])
+    server = http_server(_endpoint(settings))
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def end_with_stdin() -> None:
@@ -70,8 +70,8 @@ async def _serve(told: Mapping[str, Any]) -> None:
 
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_reader(0, end_with_stdin)
-    sock = socket.socket(fileno=told["fd"])
-    listening = await loop.create_server(server, sock=sock, ssl=_tls(told["tls"]), backlog=1024)
+    sock = socket.socket(fileno=settings["fd"])
+    listening = await loop.create_server(server, sock=sock, ssl=_tls(settings["tls"]), backlog=1024)
     _say({"ready": True})
     await stop.wait()
     listening.close()
@@ -94,13 +94,15 @@ def http_server(endpoint: Endpoint) -> web.Server:
     )
 
 
-def _endpoint(told: Mapping[str, Any]) -> Endpoint:
+def _endpoint(settings: Mapping[str, Any]) -> Endpoint:
     buckets = {}
-    for name, (url, options) in told["buckets"].items():
+    for name, (url, options) in settings["buckets"].items():
         fs, path = filesystem_at(url, options)
         buckets[name] = Bucket(fs, fs._strip(path))
-    keys = Keys(*told["keys"]) if told["keys"] else None
-    return Endpoint(buckets, AccessRules(keys, told["domains"], told["origins"]), tuple(told["domains"]))
+    keys = Keys(*settings["keys"]) if settings["keys"] else None
+    return Endpoint(
+        buckets, AccessRules(keys, settings["domains"], settings["origins"]), tuple(settings["domains"])
+    )
 
 
 def _tls(files: tuple[str, str] | None) -> ssl.SSLContext | None:

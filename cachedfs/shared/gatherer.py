@@ -1,4 +1,4 @@
-"""Which fetched blocks go to the shared cache together, and when. Pure: it writes nothing."""
+"""Group fetched blocks into files of the shared cache, and choose when to write them. Without I/O."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_IN_FILE = 10_000  # groups of one file
 
 @dataclasses.dataclass
 class BlockGroup:
-    """The blocks that one file may hold of an object version: those of FILE bytes, aligned. `noted_at` is of the last one."""
+    """The blocks of FILE aligned bytes of one version. The last one came at `noted_at`."""
 
     version: ObjectKey
     info: ObjectInfo

@@ -1,4 +1,4 @@
-"""What a process knows of the files in a shared folder: which pieces are in them."""
+"""The files of a shared folder that a process knows, with the pieces in them."""
 
 from __future__ import annotations
 

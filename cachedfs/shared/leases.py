@@ -1,4 +1,4 @@
-"""Leases: who fetches something says so with a file, so that other nodes wait for it instead of fetching it too.
+"""Leases: while a node fetches something, a file makes other nodes wait for it.
 
 A lease is a file that only one node can create. It is removed once what was fetched is in the shared cache, and ignored
 when it is EXPIRES_S old by the clock of the folder: its node may be gone. At worst something is fetched twice.
@@ -25,7 +25,10 @@ def lease_of(key: str, position: int) -> str:
 
 
 class Leases:
-    """The leases of one process in a folder. `held` are its own. All methods block; they raise no errors of the folder."""
+    """The leases of one process in a folder; `held` are its own.
+
+    All methods block. Errors of the folder are not raised.
+    """
 
     def __init__(self, folder: SharedFolder) -> None:
         self._folder = folder

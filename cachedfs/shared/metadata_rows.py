@@ -62,7 +62,7 @@ def decoded_rows(file: IO[bytes]) -> Iterator[Any]:
 def rows_about(
     store: MetadataStore, identity: str, infos: Iterable[ObjectInfo], is_due: Callable[[str, str], bool]
 ) -> Iterator[list[Any]]:
-    """Yield the valid metadata of objects, of the folders above, and the listings of these and all below that are due."""
+    """Yield the valid metadata of objects and of the folders above, and their listings that are due."""
     above = dict.fromkeys(folder for info in infos for folder in _folders_above(info.path))
     pending = list(above)
     while pending:

@@ -1,4 +1,4 @@
-"""The files of a shared cache: pieces of objects one after the other, then an index of them, then the size of that.
+"""The files of a shared cache: pieces of objects, an index of them, and the size of the index.
 
 The index are rows: `["cachedfs", identity, made_at]`, a row `["piece", *Piece]` for each piece in the order of their bytes,
 and metadata (`metadata_rows`). A file with one large piece is named after it, others after the hash of what is in them,
@@ -43,7 +43,7 @@ _EVERYWHERE = frozenset(
 
 
 class Piece(NamedTuple):
-    """Bytes `[start, stop)` of an object version that has `size` bytes; `key` is from `key_of`. A CRC-32 for each page."""
+    """Bytes `[start, stop)` of a version of `size` bytes, with a CRC-32 for each page; `key` is from `key_of`."""
 
     key: str
     size: int

@@ -1,4 +1,4 @@
-"""The shared cache of one engine: what is known of it, and reads from it."""
+"""The shared cache of one engine: its index in memory, and reads from it."""
 
 from __future__ import annotations
 
@@ -359,6 +359,6 @@ def _local_time(now_there: float | None, modified_at: float) -> float:
 
 
 def _aged(written_at: float, made_at: float, checked_at: float) -> float:
-    """Return the time by our clock of an answer of `checked_at`, by the clock of a machine on which it was `made_at`."""
+    """Return the time of an answer by our clock; `made_at` and `checked_at` are by the clock that wrote the file."""
     at = min(written_at, written_at - (made_at - checked_at))
     return at if at > clock.now() - OLD_S else AGELESS

@@ -75,7 +75,7 @@ def _read_json(path: str) -> dict[str, Any]:
 
 # The sign-in
 class _OpeningFlow(InstalledAppFlow):  # type: ignore[misc]  # has no types
-    """A sign-in that opens its page in a thread: a browser in the foreground waits for our answer to its last request."""
+    """A sign-in that opens its page in a thread: a browser in the foreground ends only after our answer."""
 
     def authorization_url(self, **parameters: str) -> tuple[str, str]:
         url, state = super().authorization_url(**parameters)

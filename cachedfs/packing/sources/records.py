@@ -41,7 +41,7 @@ class RecordSource(SampleSource):
     def checked(
         self, records: Any, number: int, row: int = 0, parse: Callable[[Any, int], Any] | None = None
     ) -> Any:
-        """Return `parse(records, number)` (None: `batch`) of the records from a row on. A ValueError names the first bad one."""
+        """Return `parse(records, number)`, by default `batch`. A ValueError names the first bad record."""
         parse = parse or self.batch
         try:
             return parse(records, number)

@@ -39,7 +39,7 @@ class BadFile(ValueError):
 
 
 class Counts(NamedTuple):
-    """What is known of some files when their samples are counted: lengths of big fields; small fields, and all sizes."""
+    """The counted samples of some files: lengths of big fields; small fields, and all sizes."""
 
     lengths: dict[str, int]
     batches: list[SampleBatch]
