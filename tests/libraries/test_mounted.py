@@ -70,8 +70,7 @@ def test_daft_reads_parquet(place, mounted):
 
 def test_datachain_reads_files(place, mounted, tmp_path, monkeypatch):
     dc = pytest.importorskip("datachain")
-    (tmp_path / "chains").mkdir()
-    monkeypatch.setenv("DATACHAIN_ROOT_DIR", str(tmp_path / "chains"))
+    monkeypatch.chdir(tmp_path)  # it keeps a database in the working directory
     for i in range(6):
         place.put(f"images/{i}.png", picture(i))
     for _ in place.twice(fetches=6):
