@@ -125,6 +125,22 @@ class SpeculativeRequest(NamedTuple):
     is_wanted: Callable[[], bool] = bool
 
 
+class _Usage:
+    """How much of an origin's limits the requests use that no caller waits for."""
+
+    def __init__(self, link: LinkEstimate) -> None:
+        self.link = link
+        self.n, self.load = 0, 0.0
+        self.is_full = False  # nothing more is sent until it is counted anew
+
+    def add(self, size: int) -> None:
+        self.n, self.load = self.n + 1, self.load + self.link.load(size)
+
+    def has_room(self, size: int, concurrency: int) -> bool:
+        is_crowded = self.n and self.load + self.link.load(size) > self.link.n_bodies + ONE_MORE
+        return self.n < concurrency and not is_crowded
+
+
 class SpeculativeQueue:
     """Sends speculative requests within their share of the requests and of the link.
 
@@ -142,8 +158,8 @@ class SpeculativeQueue:
         self._lookups: dict[asyncio.Future[Any], tuple[SpeculativeRequest, Origin]] = {}
         # Sent requests that may hold memory, until no other reference is left.
         self._sent: WeakKeyDictionary[Download, None] = WeakKeyDictionary()
-        # Origins whose limits were reached since a request ended or blocks were stored: nothing more is sent to them.
-        self._at_limit: set[Origin] = set()
+        # Counted when first needed, then added to, until a request ends or blocks are stored.
+        self._usages: dict[Origin, _Usage] = {}
         self._most_memory = 0  # Invariant: at least `memory`, which takes a pass over _sent to compute
         self._links: WeakKeyDictionary[Origin, LinkEstimate] = WeakKeyDictionary()
         self.bytes_per_s: int | None = None  # measured rate of the fastest link; read from any thread
@@ -177,7 +193,7 @@ class SpeculativeQueue:
         queue = self.queued.setdefault((request.is_declared, id(request.owner)), deque())
         insort(queue, request, key=_POSITION)
         if not (self._active or self._lookups):
-            self._at_limit.clear()  # nothing would end, and call `pump`
+            self._usages.clear()  # nothing would end, and call `pump`
         self._send_allowed()
 
     def cancel(self, owner: object) -> None:
@@ -187,7 +203,7 @@ class SpeculativeQueue:
 
     def pump(self) -> None:
         """Send what the limits allow. Call it when a request has ended and when blocks were stored."""
-        self._at_limit.clear()
+        self._usages.clear()
         for download in [download for download in self._active if download.done]:
             del self._active[download]
         if self.queued:
@@ -222,23 +238,28 @@ class SpeculativeQueue:
             return None
 
     def _may_send(self, request: SpeculativeRequest, origin: Origin) -> bool:
-        if origin in self._at_limit:
+        usage = self._usages.get(origin)
+        if usage is not None and usage.is_full:
             return False
-        link = self.link(origin)
-        sizes = [  # of the requests that no caller waits for
-            download.stop - download.start
-            for download, at in self._active.items()
-            if at is origin and not (download.done or download.is_wanted)
-        ]
-        sizes += [each.size for each, at in self._lookups.values() if at is origin and not each.is_wanted()]
-        is_crowded = sizes and sum(map(link.load, [*sizes, request.size])) > link.n_bodies + ONE_MORE
-        if len(sizes) >= origin.concurrency or is_crowded or not self._has_memory(request.size):
-            self._at_limit.add(origin)
+        if usage is None or not usage.has_room(request.size, origin.concurrency):
+            usage = self._usages[origin] = self._count(origin)  # what was sent may have had nothing to fetch
+        if not (usage.has_room(request.size, origin.concurrency) and self._has_memory(request.size)):
+            usage.is_full = True
             return False
         wait_s = origin.spare_s()
         if wait_s and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer)
         return not wait_s
+
+    def _count(self, origin: Origin) -> _Usage:
+        usage = _Usage(self.link(origin))
+        for download, at in self._active.items():
+            if at is origin and not (download.done or download.is_wanted):
+                usage.add(download.stop - download.start)
+        for request, at in self._lookups.values():
+            if at is origin and not request.is_wanted():
+                usage.add(request.size)
+        return usage
 
     def _has_memory(self, size: int) -> bool:
         """Return whether `size` more bytes fit in MEMORY, releasing blocks that could not be stored, oldest first.
@@ -265,6 +286,7 @@ class SpeculativeQueue:
 
     def _send(self, request: SpeculativeRequest, origin: Origin) -> None:
         self._most_memory += request.size
+        self._usages[origin].add(request.size)
         with speculative():
             try:
                 started = request.send()
