@@ -74,7 +74,7 @@ RUN = {  # the number of blocks that run in each page, with all packages install
     "docs/configuration.md": 5,
     "docs/guide-datasets.md": 6,
     "docs/guide-drive.md": 8,
-    "docs/guide-gcs.md": 15,
+    "docs/guide-gcs.md": 14,
     "docs/guide-packing.md": 2,
     "docs/guide-s3.md": 1,
     "docs/guide-serve.md": 1,
