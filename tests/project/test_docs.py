@@ -70,7 +70,7 @@ PAGES = [
 RUN = {  # the number of blocks that run in each page, with all packages installed
     "README.md": 2,
     "skills/cachedfs/SKILL.md": 1,
-    "docs/colab.md": 3,
+    "docs/colab.md": 2,
     "docs/configuration.md": 5,
     "docs/guide-datasets.md": 6,
     "docs/guide-drive.md": 8,
