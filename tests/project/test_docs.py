@@ -73,7 +73,7 @@ RUN = {  # the number of blocks that run in each page, with all packages install
     "docs/colab.md": 2,
     "docs/configuration.md": 5,
     "docs/guide-datasets.md": 5,
-    "docs/guide-drive.md": 8,
+    "docs/guide-drive.md": 6,
     "docs/guide-gcs.md": 10,
     "docs/guide-packing.md": 2,
     "docs/guide-s3.md": 1,
