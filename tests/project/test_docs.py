@@ -68,19 +68,19 @@ PAGES = [
     *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
 ]
 RUN = {  # the number of blocks that run in each page, with all packages installed
-    "README.md": 3,
+    "README.md": 2,
     "skills/cachedfs/SKILL.md": 1,
-    "docs/colab.md": 3,
+    "docs/colab.md": 2,
     "docs/configuration.md": 5,
-    "docs/guide-datasets.md": 6,
-    "docs/guide-drive.md": 8,
-    "docs/guide-gcs.md": 15,
+    "docs/guide-datasets.md": 5,
+    "docs/guide-drive.md": 6,
+    "docs/guide-gcs.md": 10,
     "docs/guide-packing.md": 2,
     "docs/guide-s3.md": 1,
     "docs/guide-serve.md": 1,
     "docs/guide-sharing.md": 1,
-    "docs/guide-training.md": 5,
-    "docs/guide-zarr.md": 9,
+    "docs/guide-training.md": 4,
+    "docs/guide-zarr.md": 7,
     "docs/index.md": 1,
     "docs/start.md": 2,
     "docs/troubleshooting.md": 1,
@@ -274,11 +274,10 @@ def test_the_code_of_a_page_runs_and_prints_what_it_shows(page, new_home, monkey
             server.close()
 
 
-@pytest.mark.parametrize(("page", "n_blocks"), [("README.md", 1), ("docs/start.md", 2)])
-def test_programs_pasted_into_python_print_only_their_results(page, n_blocks, new_home, capsys):
+def test_the_first_program_pasted_into_python_prints_only_its_results(new_home, capsys):
     console = code.InteractiveConsole({})
     try:
-        for block, shown in expectations(page)[:n_blocks]:
+        for block, shown in expectations("docs/start.md"):
             for line in [*block.text.splitlines(), ""]:
                 console.push(line)
             assert is_shown(capsys.readouterr().out, shown)
@@ -472,7 +471,24 @@ def test_commands_exist(page):
                 COMMANDS[words[0]](words[1:])
 
 
-# The messages in troubleshooting.md.
+# The messages in troubleshooting.md, and others that say themselves what to do and that no other test causes.
+MESSAGES = """\
+AccessDenied: Google Drive: no saved sign-in (there is no ...default.json): sign in once...
+AccessDenied: Google Drive: no account 'work' is saved (...): sign in with `cachedfs login drive --account work`
+CachedFSError: ...: Drive shows the folder '...', and does not find its contents...
+CachedFSError: ...: data being written is stored in ... until it is sent, and that failed...TMPDIR...
+ObjectChanged: ...: the file changed while it was being appended to...open it again
+OriginUnavailable: ...: copying to it failed after 1 try...What it makes may be there all the same...
+OriginUnavailable: ...: not all of it is in the cache, and offline=True forbids asking for it
+TypeError: drive option google_auth=: a live GoogleAuth cannot travel to another process...
+ValueError: drive option ...: this is an OAuth client (client_secrets.json), nobody's sign-in...
+ValueError: drive://data: a Drive path starts with one of 'My Drive', 'shared:NAME'...
+ValueError: ...: mode 'r+b' is none of rb, wb, xb and ab
+WARNING: ...: no item has this name, ..., but one that looks the same...
+WARNING: ...; serving the versions known to the cache (stale_if_error=False forbids it)
+WARNING: Google Drive makes some 2 to 3 new files a second for a user, and many wait for their turn...
+cachedfs: mounting needs Linux...
+""".splitlines()
 
 
 def rate_limited(server: DriveServer) -> None:
@@ -677,11 +693,11 @@ class Mishaps:
 def test_the_messages_of_troubleshooting_are_real(tmp_path, monkeypatch, caplog):
     first_cells = re.findall(r"^\| (.*?) \| ", read("docs/troubleshooting.md"), re.MULTILINE)
     shown = [text for cell in first_cells for text in re.findall(r"`(\w+: .+?|\.\.\..+?|cannot .+?)`", cell)]
-    assert len(shown) > 25
+    assert len(shown) > 10
     mishaps = Mishaps(tmp_path, monkeypatch)
     mishaps.all()
     said = mishaps.said + [f"{record.levelname}: {record.getMessage()}" for record in caplog.records]
-    for text in shown:
+    for text in shown + MESSAGES:
         pattern = text if text.endswith("...") else f"{text}..."
         pattern = pattern if re.match(r"\w+: ", pattern) else f"...{pattern}"
         found = [each for each in said if OUTPUT_CHECKER.check_output(pattern + "\n", each + "\n", OUTPUT)]
