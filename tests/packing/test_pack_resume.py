@@ -298,7 +298,7 @@ def test_a_cluster_that_loses_a_worker_finishes(cluster, tmp_path, monkeypatch):
 
     def with_one_copy_of_the_job(self, *given):
         """Kill the only worker that keeps the job: every two seconds Dask drops copies that are not requested."""
-        job = self._call[2]
+        job = self._task
         if job.key not in seen_jobs:
             seen_jobs.append(job.key)
             job.result()
