@@ -91,19 +91,7 @@ def right(url, samples, **options):
 
 
 # 1: the plan; then the progress after each of 10 files, and 4 shards in between; then the last ones, and metadata.
-@pytest.mark.parametrize(
-    ("number", "when"),
-    [
-        (1, "after"),
-        (3, "before"),
-        (5, "after"),
-        (7, "after"),
-        (11, "before"),
-        (15, "after"),
-        (17, "after"),
-        (21, "after"),
-    ],
-)
+@pytest.mark.parametrize(("number", "when"), [(1, "after"), (5, "after"), (11, "before"), (21, "after")])
 def test_a_pack_killed_at_any_write_can_be_resumed(cloud, killed, lines, number, when):
     target = cloud.url("out.zarr")
     killed(cloud.url("src"), target, number, when)
@@ -117,11 +105,15 @@ def test_a_pack_killed_at_any_write_can_be_resumed(cloud, killed, lines, number,
     assert not [name for name in names(cloud) if BESIDE in name]
 
 
-def test_a_pack_killed_while_removing_the_old_store_can_be_resumed(cloud, lines, monkeypatch):
-    cloud.put("old/a", b"1")
+def test_a_pack_killed_while_removing_the_old_store_can_be_resumed(tmp_path, monkeypatch):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "a").write_bytes(b"1")
+    source, target = tmp_path / "x.jsonl", str(tmp_path / "out.zarr")
+    samples = packs.records(50)
+    source.write_bytes(packs.lines_of(samples))
     remove, n = ZarrTarget.remove, itertools.count(1)
     for last in itertools.count(1):
-        pack(cloud.url("old"), cloud.url("out.zarr"), overwrite=True)
+        pack(str(tmp_path / "old"), target, overwrite=True)
 
         def killed(self, name="", last=last, n=n):
             if next(n) == last:
@@ -132,14 +124,14 @@ def test_a_pack_killed_while_removing_the_old_store_can_be_resumed(cloud, lines,
         with monkeypatch.context() as patched:
             patched.setattr(ZarrTarget, "remove", killed)
             try:
-                pack(cloud.url("src"), cloud.url("out.zarr"), overwrite=True, **SMALL)
+                pack(str(source), target, overwrite=True, **SMALL)
             except KeyboardInterrupt:
                 with contextlib.suppress(FileNotFoundError):  # a store that opens is complete
-                    right(cloud.url("out.zarr"), lines)
+                    right(target, samples)
             else:
                 break
-        pack(cloud.url("src"), cloud.url("out.zarr"), overwrite=True, **SMALL)
-        right(cloud.url("out.zarr"), lines)
+        pack(str(source), target, overwrite=True, **SMALL)
+        right(target, samples)
     assert last > 3
 
 
@@ -189,7 +181,7 @@ def test_a_pack_killed_between_the_metadata_and_the_end_is_complete(cloud, kille
     right(target, lines)
 
 
-@pytest.mark.parametrize("when", ["before", "within", "after"])
+@pytest.mark.parametrize("when", ["within", "after"])
 def test_a_partial_shard_on_a_local_disk_is_written_again(killed, tmp_path, monkeypatch, when):
     monkeypatch.setattr(sample_source, "PER_PART", 1)
     (tmp_path / "src").mkdir()
@@ -284,7 +276,7 @@ def test_any_executor_makes_the_same_store(tmp_path):
 
 
 def test_a_bad_sample_on_a_cluster_is_named(cluster, tmp_path):
-    (tmp_path / "x.jsonl").write_bytes(b'{"a": 1}\n' * 200_000 + b"{oops}\n")
+    (tmp_path / "x.jsonl").write_bytes(b'{"a": "%s"}\n' % (b"x" * 1000) * 1000 + b"{oops}\n")
     with pytest.raises(ValueError, match=r"is not (a )?JSON .*oops"):
         pack(str(tmp_path / "x.jsonl"), str(tmp_path / "out.zarr"), client=cluster)
 
