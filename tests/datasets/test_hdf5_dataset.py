@@ -22,7 +22,7 @@ from cachedfs.datasets.hdf5_dataset import HDF5Dataset  # noqa: E402
 from cachedfs.errors import ObjectChanged, ObjectNotFound  # noqa: E402
 from cachedfs.filesystem import CachedFileSystem  # noqa: E402
 from tests.datasets import virtual  # noqa: E402
-from tests.support import KiB, MiB, forget  # noqa: E402
+from tests.support import KiB, forget  # noqa: E402
 
 N = 203
 IMAGES = np.random.default_rng(0).integers(0, 255, (N, 8, 6), dtype="u1")
@@ -231,12 +231,12 @@ def test_a_chunk_of_a_window_is_read_and_decompressed_once(cloud, monkeypatch):
 
 
 def test_a_chunk_too_large_for_the_cache_of_hdf5_is_decompressed_once(cloud, monkeypatch):
-    data = np.random.default_rng(0).normal(size=(64, 40_000))
+    data = np.random.default_rng(0).normal(size=(64, 4_000))
     cloud.put(
         "a.h5",
-        made(lambda file: file.create_dataset("x", data=data, chunks=(32, 40_000), compression="gzip")),
+        made(lambda file: file.create_dataset("x", data=data, chunks=(32, 4_000), compression="gzip")),
     )
-    rows = HDF5Dataset(cloud.url("a.h5"), "x", h5py={"rdcc_nbytes": MiB})
+    rows = HDF5Dataset(cloud.url("a.h5"), "x", h5py={"rdcc_nbytes": 100 * KiB})
     reads = []
     of_column = rows._file().columns["x"]
     whole = of_column.data
