@@ -17,13 +17,11 @@ from cachedfs.common.urls import filesystem_at
 from cachedfs.datasets.arguments import current_ranks, ranks_of
 from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, files_of, paths_of
 from cachedfs.datasets.samples import Item
-from cachedfs.datasets.text_streams import LineSpan, decompressed, is_compressed, lines_in, spans_of
+from cachedfs.datasets.text_streams import LineSpan, buffered, is_compressed, lines_in, spans_of
 from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem import CachedFileSystem
 
 __all__ = ["LineDataset"]
-
-READ = 256 << 10  # bytes read at a time
 
 
 class LineDataset(IterableDataset[Any]):
@@ -187,8 +185,7 @@ class LineDataset(IterableDataset[Any]):
                 raise ObjectChanged(
                     f"{self._name(number)}: the file was replaced since {self!r} was created; create it again"
                 )
-            stream = decompressed(path, file) if is_compressed(path) else file
-            with io.BufferedReader(stream, READ) as lines:
+            with buffered(path, file) as lines:
                 yield lines
 
     def _decoder(self) -> Callable[[bytes], Any]:

@@ -15,9 +15,10 @@ from importlib import import_module
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-__all__ = ["END", "LineSpan", "decompressed", "is_compressed", "lines_in", "spans_of"]
+__all__ = ["END", "LineSpan", "buffered", "is_compressed", "lines_in", "spans_of"]
 
 _INPUT = 128 << 10  # compressed bytes read at a time
+_READ = 256 << 10  # bytes of text read at a time
 
 END = sys.maxsize  # the `stop` of a span over a whole file
 
@@ -27,13 +28,14 @@ def is_compressed(path: str) -> bool:
     return _suffix(path) in _READERS
 
 
-def decompressed(path: str, file: Any) -> Any:
-    """Return a reader of the content of an open compressed file, with `read(n)`, forward `seek`, and `close`.
+def buffered(path: str, file: Any) -> io.BufferedReader:
+    """Return a buffered reader of the content of an open file, decompressed if its name has such a suffix.
 
-    It reads all members or frames in sequence. `read` raises the library's errors for corrupt data, and EOFError for a
-    truncated file. `close` leaves `file` open.
+    It reads all members or frames in sequence. Reading raises the library's errors for corrupt data, and EOFError for a
+    truncated file.
     """
-    return _READERS[_suffix(path)](file)
+    decompressed = _READERS.get(_suffix(path))
+    return io.BufferedReader(file if decompressed is None else decompressed(file), _READ)
 
 
 def _suffix(path: str) -> str:

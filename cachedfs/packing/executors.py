@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import uuid
+import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Any, TypeVar
 
 from cachedfs.common.executor import DaemonThreadPool, n_cores
@@ -25,32 +24,29 @@ class TaskPool:
     def __init__(self, task: PackTask, executor: Any = None, n_workers: int = 0) -> None:
         """`executor` is an Executor or a Dask client; None: `n_workers` threads."""
         self._store, self._running = task.store, set[concurrent.futures.Future[Any]]()
-        self.is_remote = executor is not None
         self._threads = DaemonThreadPool(n_workers or 1, "cachedfs-pack")
-        self._call: tuple[Any, ...] = _here, task
-        if not self.is_remote:
-            self._executor: Any = self._threads
-            self.n_workers = n_workers
-            return
-        given: Any = task
-        most = getattr(executor, "_max_workers", None) or n_cores()
+        self.is_remote = executor is not None
+        self._executor: Any = executor if self.is_remote else self._threads
+        self._task: Any = task
+        self.n_workers = n_workers or getattr(executor, "_max_workers", None) or n_cores()
         if hasattr(executor, "get_executor"):  # a Dask client
-            import dask
+            self._use_dask(executor, task, n_workers)
 
-            # Each worker thread has one call queued while it runs another.
-            most = 2 * sum(executor.nthreads().values())
-            if not most:
-                raise ValueError(f"{executor}: has no workers; start some, or pack without client=")
-            # Each worker gets the task once, since its file list may be long.
-            with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GiB"}):
-                given = executor.submit(_same, task, pure=False)
-            executor = executor.get_executor(pure=False)
-        self._executor, self.n_workers = executor, n_workers or most
-        self._call = _there, uuid.uuid4().hex, given
+    def _use_dask(self, client: Any, task: PackTask, n_workers: int) -> None:
+        import dask
+
+        if not (n_threads := sum(client.nthreads().values())):
+            raise ValueError(f"{client}: has no workers; start some, or pack without client=")
+        self.n_workers = n_workers or 2 * n_threads  # each has one call queued while it runs another
+        # Each worker gets the task once, since its file list may be long. It is the result of a call, not scattered
+        # data: Dask makes it again if its worker is lost.
+        with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GiB"}):
+            self._task = client.submit(copy.copy, task, pure=False)
+        self._executor = client.get_executor(pure=False)
 
     def submit(self, method: str, *args: Any) -> concurrent.futures.Future[Any]:
         """Start a method of the task."""
-        return self._noted(self._executor.submit(*self._call, method, args))
+        return self._noted(self._executor.submit(_call, self._task, method, args))
 
     def here(self, call: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
         """Start a call in a thread of this process."""
@@ -61,33 +57,29 @@ class TaskPool:
         future.add_done_callback(self._running.discard)
         return future
 
-    def in_order(self, method: str, items: Iterable[T]) -> Iterator[tuple[T, Any]]:
-        """Yield items, and what a method of the task returns for each."""
-        calls = deque[tuple[T, concurrent.futures.Future[Any]]]()
+    def ahead(self, begin: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:
+        """Yield items and what `begin` returns for each, after `begin` was called for the next `n_workers` items."""
+        begun = deque[tuple[T, R]]()
         for item in items:
-            calls.append((item, self.submit(method, item)))
-            if len(calls) > self.n_workers:
-                yield calls[0][0], calls.popleft()[1].result()
-        yield from ((item, future.result()) for item, future in calls)
+            begun.append((item, begin(item)))
+            if len(begun) > self.n_workers:
+                yield begun.popleft()
+        yield from begun
 
     def read_ahead(
         self, read: Callable[[T], Iterator[R]], items: Iterable[T]
     ) -> Iterator[tuple[T, Iterator[R]]]:
         """Yield items and iterators of what is read of each, in threads: the next parts of several are read ahead."""
-        waiting, begun = iter(items), deque[tuple[T, Iterator[R], concurrent.futures.Future[Any]]]()
+
+        def begin(item: T) -> tuple[Iterator[R], concurrent.futures.Future[Any]]:
+            return (source := read(item)), self.here(next, source, None)
 
         def parts(source: Iterator[R], future: concurrent.futures.Future[Any]) -> Iterator[R]:
             while (part := future.result()) is not None:
                 future = self.here(next, source, None)
                 yield part
 
-        while True:
-            for item in islice(waiting, self.n_workers + 1 - len(begun)):
-                begun.append((item, source := read(item), self.here(next, source, None)))
-            if not begun:
-                return
-            item, source, future = begun.popleft()
-            yield item, parts(source, future)
+        return ((item, parts(*begun)) for item, begun in self.ahead(begin, items))
 
     def close(self) -> None:
         """Wait for all calls to end, so that nothing is written afterwards. After an error, threads write no more."""
@@ -114,20 +106,5 @@ def dask_client(client: Any) -> Iterator[Any]:
         yield made
 
 
-# The task of the pack that this worker does, by its token.
-_tasks: dict[str, PackTask] = {}
-
-
-def _here(task: PackTask, method: str, args: tuple[Any, ...]) -> Any:
+def _call(task: PackTask, method: str, args: tuple[Any, ...]) -> Any:
     return getattr(task, method)(*args)
-
-
-def _there(token: str, task: PackTask, method: str, args: tuple[Any, ...]) -> Any:
-    if token not in _tasks:
-        _tasks.clear()
-        _tasks[token] = task
-    return _here(_tasks[token], method, args)
-
-
-def _same(task: PackTask) -> PackTask:
-    return task

@@ -213,8 +213,9 @@ class PackRun:
 
     def _count(self) -> None:
         """Let workers count the samples of the other parts."""
-        for _, counts in self._pool.in_order("count", self._parts[self._n_counted :]):
-            self._add_counts(counts)
+        count = partial(self._pool.submit, "count")
+        for _, future in self._pool.ahead(count, self._parts[self._n_counted :]):
+            self._add_counts(future.result())
             if self._is_stopped:
                 return
             self._save_sometimes()

@@ -57,12 +57,6 @@ def test_compute_is_the_limit_when_it_takes_all_the_time():
     ]
 
 
-def test_little_waiting_is_no_limit():
-    found = report(timings(compute_s=0.088, wait_s=0.012, load_s=0.2, read_s=0.12))
-    assert (found.limit, found.advice, found.of_bound) == ("compute", (), pytest.approx(0.88))
-    assert report(timings(compute_s=0.08, wait_s=0.02, load_s=0.2, read_s=0.12)).limit is None
-
-
 def test_the_quota_is_the_limit_when_its_rate_takes_all_the_time():
     sums = timings(compute_s=0.02, wait_s=0.08, load_s=0.3, read_s=0.29)
     found = report(
@@ -88,15 +82,9 @@ def test_the_link_is_the_limit_when_missing_bytes_take_all_the_time():
     )
 
 
-@pytest.mark.parametrize(
-    ("may_hold", "advice"),
-    [(10**10, "the cache holds all of it"), (None, "let the cache store what comes")],
-)
-def test_the_advice_about_the_link_depends_on_the_cache(may_hold, advice):
-    found = report(timings(wait_s=0.1), FetchCounts(9, 600_000_000, 600_000_000, 0.05, 50e6, 32, may_hold))
-    assert found.by_itself["link"] == pytest.approx(10.0)  # a link that already brought 60 MB/s takes as long
-    assert (found.bytes_per_s, found.of_bound) == pytest.approx((60e6, 1.0))
-    assert advice in found.advice[0]
+def test_a_link_that_brought_more_than_was_measured_is_as_fast():
+    found = report(timings(wait_s=0.1), FetchCounts(9, 600_000_000, 600_000_000, 0.05, 50e6, 32, 10**10))
+    assert (found.by_itself["link"], found.bytes_per_s, found.of_bound) == pytest.approx((10.0, 60e6, 1.0))
 
 
 def test_latency_is_the_limit_of_many_small_files():
@@ -111,33 +99,6 @@ def test_parallel_waits_take_no_longer_than_the_epoch():
     found = report(timings(wait_s=0.13), FetchCounts(2000, 2_000_000, 2_000_000, 0.4, None, 32, 10**10))
     assert found.by_itself["latency"] == pytest.approx(13.0)
     assert found.of_bound == 1.0
-
-
-def test_decoding_is_the_limit_when_all_threads_do_nothing_else():
-    found = report(timings(wait_s=0.1, compute_s=0.01, load_s=0.43, read_s=0.01))
-    assert found.limit == "decode"
-    assert found.by_itself["decode"] == pytest.approx(10.5)
-    assert "4 threads are busy 95.5 % of the time" in found.sentence
-
-
-def test_reading_and_decoding_together_are_the_limit():
-    found = report(timings(wait_s=0.1, load_s=0.4, read_s=0.3))
-    assert (found.limit, found.of_bound) == ("load", pytest.approx(1.0))
-    assert "and 75.0 % of it is reading" in found.sentence
-
-
-def test_a_late_first_batch_is_the_limit_only_if_the_others_were_in_time():
-    first = report(timings(compute_s=0.1, load_s=0.01, first_wait_s=3.0))
-    assert first.limit == "start"
-    assert "waited     3.00 s for batches, 3.00 s of it for the first" in str(first)
-    # Four batches: the first took most of the waiting, and 97 % of the time was waiting.
-    late = FetchCounts(40, 400_000_000, 400_000_000, 0.05, 50e6, 32, 10**10)
-    found = report(timings(4, compute_s=0.075, wait_s=1.0, first_wait_s=6.7), late)
-    assert found.limit == "link"
-    assert (
-        "the program waited 9.70 s of 10.0 s (97.0 %) for data, 6.70 s of it at the beginning"
-        in found.sentence
-    )
 
 
 def test_a_dataset_that_does_not_use_cachedfs_has_unknown_parts():

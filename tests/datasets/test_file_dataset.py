@@ -39,55 +39,45 @@ def fail_on_five(data):
     return 0
 
 
-@pytest.fixture(params=["cloud", "drive"])
-def machine(request):
-    return request.getfixturevalue(request.param)
-
-
-def options(machine):
+def options(cloud):
     """Return the options for a process without the configuration of this one."""
-    return {**machine.options, "cachedfs": {"cache_dir": str(machine.cache_dir), "keep_free": 0}}
+    return {**cloud.options, "cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0}}
 
 
-def put(machine, n, folder="train"):
+def put(cloud, n, folder="train"):
     for i in range(n):
-        machine.put(f"{folder}/img{i}.json", json.dumps({"i": i}).encode())
+        cloud.put(f"{folder}/img{i}.json", json.dumps({"i": i}).encode())
 
 
 # Selection of files.
 
 
-def test_a_pattern_names_files_in_natural_order(machine):
-    put(machine, 12)
-    machine.put("train/notes.txt", b"")
-    files = FileDataset(machine.url("train/*.json"), decode=json.loads, transform=number_of)
-    assert files.paths == [machine.path(f"train/img{i}.json") for i in range(12)]
+def test_a_pattern_names_files_in_natural_order(cloud):
+    put(cloud, 12)
+    cloud.put("train/notes.txt", b"")
+    files = FileDataset(cloud.url("train/*.json"), decode=json.loads, transform=number_of)
+    assert files.paths == [cloud.path(f"train/img{i}.json") for i in range(12)]
     assert [files[i] for i in range(len(files))] == list(range(12))
     assert files[-1] == files[np.int64(11)] == 11
 
 
-def test_a_folder_is_everything_below_it(machine):
+def test_a_folder_is_everything_below_it(cloud):
     for name in ("b10/1", "b2/x/1", "b2/a", "a"):
-        machine.put(f"d/{name}", name.encode())
-    files = FileDataset(machine.url("d"))
+        cloud.put(f"d/{name}", name.encode())
+    files = FileDataset(cloud.url("d"))
     assert [files[i] for i in range(4)] == [b"a", b"b2/a", b"b2/x/1", b"b10/1"]
-    assert FileDataset(machine.url("d/**/1")).paths == [machine.path("d/b2/x/1"), machine.path("d/b10/1")]
+    assert FileDataset(cloud.url("d/**/1")).paths == [cloud.path("d/b2/x/1"), cloud.path("d/b10/1")]
 
 
 @pytest.mark.parametrize("pattern", ["d", "d/*", "d/**"])
-def test_hidden_files_are_left_out_unless_the_url_spells_them(machine, caplog, pattern):
+def test_hidden_files_are_left_out_unless_the_url_spells_them(cloud, caplog, pattern):
     for name in ("a", ".DS_Store", "Thumbs.db", ".cache/b"):
-        machine.put(f"d/{name}", name.encode())
-    assert FileDataset(machine.url(pattern)).paths == [machine.path("d/a")]
+        cloud.put(f"d/{name}", name.encode())
+    assert FileDataset(cloud.url(pattern)).paths == [cloud.path("d/a")]
     assert "left out" in caplog.text
-    assert FileDataset(machine.url("d/.cache")).paths == [machine.path("d/.cache/b")]
-    assert FileDataset(machine.url("d/.D*")).paths == [machine.path("d/.DS_Store")]
-    assert FileDataset([machine.url("d/Thumbs.db")])[0] == b"Thumbs.db"
-
-
-def test_a_single_url_is_one_file(machine):
-    machine.put("a", b"1")
-    assert FileDataset(machine.url("a"))[0] == b"1"
+    assert FileDataset(cloud.url("d/.cache")).paths == [cloud.path("d/.cache/b")]
+    assert FileDataset(cloud.url("d/.D*")).paths == [cloud.path("d/.DS_Store")]
+    assert FileDataset([cloud.url("d/Thumbs.db")])[0] == b"Thumbs.db"
 
 
 def test_a_list_is_used_as_it_is_without_a_request(cloud):
@@ -220,12 +210,12 @@ def test_prefetch_takes_the_items(cloud):
 # Workers and pickles.
 
 
-def test_workers_read_each_file_once_and_do_not_list_again(machine):
-    put(machine, 24)
+def test_workers_read_each_file_once_and_do_not_list_again(cloud):
+    put(cloud, 24)
     files = FileDataset(
-        machine.url("train/*.json"), decode=as_tensor, label=folder_of, storage_options=options(machine)
+        cloud.url("train/*.json"), decode=as_tensor, label=folder_of, storage_options=options(cloud)
     )
-    machine.asked()
+    cloud.asked()
     loader = DataLoader(
         files,
         batch_size=4,
@@ -238,7 +228,7 @@ def test_workers_read_each_file_once_and_do_not_list_again(machine):
         batches = list(loader)
         assert sorted(torch.cat([samples for samples, _ in batches]).tolist()) == list(range(24))
         assert {label for _, labels in batches for label in labels} == {"train"}
-        assert machine.asked() == expected
+        assert cloud.asked() == expected
 
 
 def test_a_batch_of_bytes_is_a_list(cloud):
@@ -281,19 +271,19 @@ def test_names_round_trip(names):
 # Errors.
 
 
-def test_an_empty_selection_is_an_error_that_names_it(machine):
-    machine.put("train/a.json", b"")
-    machine.put("train/b/c/d.json", b"")
+def test_an_empty_selection_is_an_error_that_names_it(cloud):
+    cloud.put("train/a.json", b"")
+    cloud.put("train/b/c/d.json", b"")
     with pytest.raises(ObjectNotFound, match=r"train/\*\.jpg: no file matches this pattern"):
-        FileDataset(machine.url("train/*.jpg"))
+        FileDataset(cloud.url("train/*.jpg"))
     with pytest.raises(
         ObjectNotFound, match=r"test: there is no file with this name, and no folder with files"
     ):
-        FileDataset(machine.url("test"))
+        FileDataset(cloud.url("test"))
     with pytest.raises(ObjectNotFound, match=r"taken as a local path.*drive://My Drive/pics"):
         FileDataset("My Drive/pics")
     with pytest.raises(ObjectNotFound, match=r"train/b/\*: this pattern matches folders only"):
-        FileDataset(machine.url("train/b/*"))
+        FileDataset(cloud.url("train/b/*"))
 
 
 @pytest.mark.parametrize(
@@ -311,25 +301,25 @@ def test_a_path_that_is_no_url_is_refused(given_url, error, match):
         FileDataset(given_url)
 
 
-def test_a_missing_file_is_named(machine):
-    put(machine, 4)
-    files = FileDataset(machine.url("train"))
-    machine.delete("train/img2.json")
+def test_a_missing_file_is_named(cloud):
+    put(cloud, 4)
+    files = FileDataset(cloud.url("train"))
+    cloud.delete("train/img2.json")
     with pytest.raises(ObjectNotFound, match=r"img2\.json") as caught:
         files.__getitems__([0, 2])
-    assert caught.value.__notes__ == [f"in sample 2 of {files!r}: {machine.url('train/img2.json')}"]
+    assert caught.value.__notes__ == [f"in sample 2 of {files!r}: {cloud.url('train/img2.json')}"]
     assert len(files.__getitems__([0, 1, 3])) == 3
 
 
-def test_skip_leaves_out_what_cannot_be_read_or_decoded(machine, caplog):
-    put(machine, 5)
-    files = FileDataset(machine.url("train"), decode=json.loads, transform=number_of, on_error="skip")
-    machine.delete("train/img2.json")
-    machine.put("train/img3.json", b'{"i": ')
+def test_skip_leaves_out_what_cannot_be_read_or_decoded(cloud, caplog):
+    put(cloud, 5)
+    files = FileDataset(cloud.url("train"), decode=json.loads, transform=number_of, on_error="skip")
+    cloud.delete("train/img2.json")
+    cloud.put("train/img3.json", b'{"i": ')
     assert files.__getitems__([0, 3, 2, 4]) == files.__getitems__([0, 3, 2, 4]) == [0, 4]
     assert {path: type(error) for path, error in files.skipped.items()} == {
-        machine.path("train/img2.json"): ObjectNotFound,
-        machine.path("train/img3.json"): json.JSONDecodeError,
+        cloud.path("train/img2.json"): ObjectNotFound,
+        cloud.path("train/img3.json"): json.JSONDecodeError,
     }
     # A frame keeps a batch of bytes.
     assert {error.__traceback__ for error in files.skipped.values()} == {None}
@@ -338,7 +328,7 @@ def test_skip_leaves_out_what_cannot_be_read_or_decoded(machine, caplog):
         files[2]
     assert files.__getitems__([3, 2]) == files.__getitems__([3]) == [4]  # the next good one
     with pytest.raises(ValueError, match='on_error=None: expected "raise" or "skip"'):
-        FileDataset(machine.url("train"), on_error=None)
+        FileDataset(cloud.url("train"), on_error=None)
 
 
 def fail_oddly(data):
@@ -349,16 +339,16 @@ def fail_oddly(data):
     return 0
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(("method", "n_workers"), [("fork", 2), ("spawn", 1)])  # a spawned one imports torch
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_files_that_workers_skip_are_listed_in_the_parent(cloud, method, tmp_path, monkeypatch):
+def test_files_that_workers_skip_are_listed_in_the_parent(cloud, method, n_workers, tmp_path, monkeypatch):
     put(cloud, 6)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     files = FileDataset(
         cloud.url("train"), decode=fail_oddly, on_error="skip", storage_options=options(cloud)
     )
-    loader = DataLoader(files, batch_size=1, num_workers=2, multiprocessing_context=method)
-    for _ in range(2):
+    loader = DataLoader(files, batch_size=1, num_workers=n_workers, multiprocessing_context=method)
+    for _ in range(n_workers):
         assert [len(batch) for batch in loader] == [1] * 6
     names = [cloud.path(f"train/img{i}.json") for i in (1, 2, 3, 5)]
     assert sorted(files.skipped) == names
@@ -400,10 +390,10 @@ def test_a_batch_raises_when_the_origin_cannot_be_reached(cloud, monkeypatch):
     assert len(asked) == 2  # no other file is waited for
 
 
-def test_a_replaced_file_is_read_in_its_new_version(machine):
-    put(machine, 4)
-    files = FileDataset(machine.url("train"), decode=as_tensor)
-    machine.put("train/img2.json", json.dumps({"i": 222}).encode())
+def test_a_replaced_file_is_read_in_its_new_version(cloud):
+    put(cloud, 4)
+    files = FileDataset(cloud.url("train"), decode=as_tensor)
+    cloud.put("train/img2.json", json.dumps({"i": 222}).encode())
     assert [int(x) for x in files.__getitems__([0, 2])] == [0, 222]
 
 

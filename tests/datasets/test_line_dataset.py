@@ -123,12 +123,6 @@ def test_a_file_that_cannot_be_split_is_one_part(files, n_parts):
     assert sum(span.stop - span.start for span in found if not whole[span.file]) == rest
 
 
-@pytest.mark.parametrize("n", [1, 2, 8, 64])
-def test_as_many_compressed_files_as_readers_are_one_each(n):
-    sizes = [1000 + i * 7919 % 10 for i in range(n)]
-    assert [len(spans_of(sizes, [True] * n, part, n)) for part in range(n)] == [1] * n
-
-
 # Definition of a line.
 
 

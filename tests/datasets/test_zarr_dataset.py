@@ -183,7 +183,7 @@ def any_array(draw):
 
 @given(any_array(), st.data())
 @settings(
-    max_examples=50,
+    max_examples=25,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     database=None,

@@ -1,18 +1,14 @@
 """Packing: the samples of every kind of source are unchanged, read by zarr alone."""
 
-import bz2
 import gzip
 import json
-import types
 
-import fsspec
 import numpy as np
 import pytest
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("PIL")
 
-import pyarrow
 import tensorstore
 import xarray
 import zarr
@@ -21,7 +17,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cachedfs.datasets import pack
-from cachedfs.packing import api as room
 from cachedfs.packing import store, task
 from cachedfs.packing.sources import hdf5_file, parquet, text_lines
 from tests.packing import packs
@@ -69,46 +64,15 @@ def test_files_keep_their_bytes_and_names(service, request):
     assert f"{done.objects} objects by the origin's checksum" in done.verified
 
 
-def test_the_reported_time_includes_the_scan_of_the_source(cloud, monkeypatch):
-    some_files(cloud, 3)
-    clock = types.SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
-    monkeypatch.setattr(room, "time", clock)
-
-    def passing(call, seconds):
-        def called(*args, **options):
-            clock.now += seconds
-            return call(*args, **options)
-
-        return called
-
-    monkeypatch.setattr(room, "plan_of", passing(room.plan_of, 3.0))
-    monkeypatch.setattr(room, "metadata_of", passing(room.metadata_of, 4.0))
-    assert pack(cloud.url("src"), cloud.url("out.zarr")).seconds == 7.0
-
-
-def test_a_list_keeps_its_order(cloud):
-    files = some_files(cloud)
-    names = list(files)[::-1]
-    pack([cloud.url(f"src/{name}") for name in names], cloud.url("out.zarr"), **SMALL)
-    assert packs.stored(cloud.url("out.zarr"), "names", text=True) == names
-
-
-@pytest.mark.parametrize("kind", ["files", "jsonl", "csv", "parquet", "tar"])
-def test_a_list_may_name_a_file_twice(cloud, kind):
-    made = {
-        "files": lambda i: b"%d" % i,
-        "jsonl": lambda i: b'{"x": "%d"}\n' % i,
-        "csv": lambda i: b"x\nn%d\n" % i,
-        "parquet": lambda i: packs.parquet(pyarrow.table({"x": [str(i)]})),
-        "tar": lambda i: packs.tar([(f"{i}.x", b"%d" % i)]),
-    }
-    urls = [cloud.url(f"src/{i}.{kind}") for i in range(3)]
+@pytest.mark.parametrize("kind", ["files", "jsonl", "tar"])
+def test_a_list_keeps_its_order_and_may_name_a_file_twice(tmp_path, kind):
     for i in range(3):
-        cloud.put(f"src/{i}.{kind}", made[kind](i))
-    done = pack([urls[i] for i in (0, 1, 0, 2, 0)], cloud.url("out.zarr"), kind=kind)
-    found = packs.stored(cloud.url("out.zarr"), "data" if kind == "files" else "x", text=True)
-    assert [each.removeprefix("n") for each in found] == ["0", "1", "0", "2", "0"]
-    assert done.samples == 5
+        data = {"files": b"%d", "jsonl": b'{"x": "%d"}\n'}.get(kind, b"") % i if kind != "tar" else b""
+        (tmp_path / f"{i}.{kind}").write_bytes(data or packs.tar([(f"{i}.x", b"%d" % i)]))
+    order = [2, 0, 1, 0]
+    pack([str(tmp_path / f"{i}.{kind}") for i in order], str(tmp_path / "out.zarr"), kind=kind)
+    found = packs.stored(str(tmp_path / "out.zarr"), "data" if kind == "files" else "x", text=True)
+    assert found == [str(i) for i in order]
 
 
 def test_a_file_costs_one_request_and_a_shard_one_upload(cloud):
@@ -153,13 +117,12 @@ def test_images_of_one_shape_are_an_array_and_others_are_ragged(cloud):
 # Lines.
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2"])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_json_lines_become_columns(cloud, suffix, small_pieces):
     samples = packs.records(700)
     for i in range(2):
         data = packs.lines_of(samples[350 * i : 350 * i + 350])
-        data = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress}[suffix](data)
-        cloud.put(f"src/{i}.jsonl{suffix}", data)
+        cloud.put(f"src/{i}.jsonl{suffix}", gzip.compress(data) if suffix else data)
     done = pack(cloud.url("src"), cloud.url("out.zarr"), **SMALL)
     url = cloud.url("out.zarr")
     group = zarr.open_group(url, mode="r")
@@ -196,7 +159,7 @@ def test_columns_selects_columns_and_types(cloud):
     assert group["v"][49].tolist() == [1, 49]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.binary(max_size=30).filter(lambda line: b"\n" not in line and not line.endswith(b"\r")), min_size=1
@@ -370,14 +333,6 @@ def test_invalid_options_are_refused(cloud, options, match):
     assert "upload" not in [kind for kind in cloud.asked() if options != {"n_workers": 0}]
 
 
-def test_a_local_store_is_overwritten(tmp_path):
-    (tmp_path / "src").mkdir()
-    for text in ("one", "two"):
-        (tmp_path / "src" / "a").write_text(text)
-        pack(str(tmp_path / "src"), str(tmp_path / "out.zarr"), overwrite=True)
-    assert packs.stored(str(tmp_path / "out.zarr"), "data", text=True) == ["two"]
-
-
 def test_an_existing_target_is_not_overwritten(cloud):
     cloud.put("src/a", b"1")
     cloud.put("mine/precious.txt", b"!")
@@ -455,24 +410,15 @@ def test_a_list_names_files(cloud):
     )
 
 
-@pytest.mark.parametrize("kind", ["folder", "list", "folder in memory"])
-def test_a_file_that_changed_between_two_runs_is_packed_anew(cloud, kind, monkeypatch):
-    if kind == "folder in memory":
-        memory = fsspec.filesystem("memory")
-        put, source = (
-            lambda name, data: memory.pipe_file(f"/{cloud.name}/{name}", data),
-            f"memory://{cloud.name}",
-        )
-    else:
-        put, source = lambda name, data: cloud.put(f"src/{name}", data), cloud.url("src")
-    if kind == "list":
-        source = [cloud.url(f"src/{i}.jsonl") for i in (0, 1)]
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_file_that_changed_between_two_runs_is_packed_anew(cloud, is_list, monkeypatch):
+    source = [cloud.url(f"src/{i}.jsonl") for i in (0, 1)] if is_list else cloud.url("src")
     for i in (0, 1):
-        put(f"{i}.jsonl", b'{"x": 1}\n' * 500)
+        cloud.put(f"src/{i}.jsonl", b'{"x": 1}\n' * 500)
     with monkeypatch.context() as broken:
         broken.setattr(store.ZarrTarget, "finish", None)
         refused(TypeError, "not callable", source, cloud.url("out.zarr"))
-    put("1.jsonl", b'{"x": 7}\n' * 500)  # of the same size
+    cloud.put("src/1.jsonl", b'{"x": 7}\n' * 500)  # of the same size
     # Cached metadata of the source may be used for the scan, but not at the end.
     noticed = "an incomplete pack of another source|added, removed or changed"
     refused((FileExistsError, ValueError), noticed, source, cloud.url("out.zarr"))

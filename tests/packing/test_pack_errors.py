@@ -123,7 +123,7 @@ def test_if_no_image_can_be_decoded_one_is_named(folder, tmp_path):
         pack(str(folder), str(tmp_path / "out.zarr"), decode="image", on_error="skip")
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize(
     ("kind", "made"),
     [

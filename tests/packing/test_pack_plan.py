@@ -21,7 +21,6 @@ from cachedfs.packing.runner import PackProgress
 from cachedfs.packing.shard_encoder import ArrayEncoding
 from cachedfs.packing.sources.arrow_columns import chosen
 from cachedfs.packing.sources.detect import kind_of
-from cachedfs.packing.sources.source_tools import spread
 from cachedfs.packing.task import ArrayWriter
 from tests.support import ROOT, MiB
 
@@ -64,15 +63,6 @@ def test_shards_are_whole_chunks_and_no_larger_than_requested(field, mean, chunk
     assert one <= max(chunk or MiB, field.row_size)
 
 
-@given(st.dictionaries(st.text(max_size=3), st.floats(0, 1e9), min_size=1), st.integers(1 << 10, 1 << 28))
-def test_shards_of_all_fields_cover_about_the_same_samples(means, size):
-    found = shares(means, size)
-    assert max(found.values()) <= size
-    large = {name: n / means[name] for name, n in found.items() if n > MiB}
-    if large:
-        assert max(large.values()) <= 1.01 * min(large.values())
-
-
 def test_small_fields_and_codecs_are_chosen_by_measurement():
     means = {"image": 100_000.0, "label": 8.0, "caption": 3000.0, "mask": 20_000.0}
     assert small_of(means) == {"label", "caption"}
@@ -85,21 +75,14 @@ def test_small_fields_and_codecs_are_chosen_by_measurement():
         "samples are lz4 60 %, zstd 40 % of their size",
     )
     assert shard_size("drive")[0] > shard_size("gs")[0]
+    # The shards of all fields cover the same samples.
+    assert shares({"image": 9000.0, "mask": 900.0}, 40 * MiB) == {"image": 40 * MiB, "mask": 4 * MiB}
 
 
 @pytest.mark.parametrize("given", ["ragged utf8", "float32[x]", "ragged int8[3]", "object", ""])
 def test_invalid_column_types_are_refused(given):
     with pytest.raises(ValueError, match="expected a type such as int64"):
         chosen({"a": given})
-
-
-@given(st.integers(1, 3000), st.integers(1, 200))
-def test_spread_selects_the_first_the_last_and_others_between(n, most):
-    found = spread(n, most)
-    assert found == sorted(set(found))
-    assert len(found) <= max(1, most)
-    assert found[0] == 0
-    assert most == 1 or found[-1] == n - 1
 
 
 def test_damaged_progress_is_ignored_and_names_are_distinct():
@@ -109,7 +92,7 @@ def test_damaged_progress_is_ignored_and_names_are_distinct():
     progress.skipped = {3: "no image"}
     data = progress.as_bytes()
     assert vars(PackProgress.from_bytes(data)) == vars(progress)
-    for i in range(len(data)):
+    for i in range(0, len(data), 7):
         assert vars(PackProgress.from_bytes(data[:i])) == vars(PackProgress())
         for bits in (1, 0xFF):
             damaged = PackProgress.from_bytes(data[:i] + bytes([data[i] ^ bits]) + data[i + 1 :])
@@ -148,7 +131,10 @@ MEMORY = """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it is read from /proc")
-@pytest.mark.parametrize("kind", ["one file", "lines", "jsonl", "parquet"])
+@pytest.mark.parametrize(
+    "kind",
+    ["jsonl", *(pytest.param(kind, marks=pytest.mark.stress) for kind in ("one file", "lines", "parquet"))],
+)
 def test_memory_stays_below_a_gigabyte(folder, kind):
     source = (
         folder / {"one file": "x.bin", "lines": "x.txt", "jsonl": "x.jsonl", "parquet": "x.parquet"}[kind]

@@ -91,19 +91,7 @@ def right(url, samples, **options):
 
 
 # 1: the plan; then the progress after each of 10 files, and 4 shards in between; then the last ones, and metadata.
-@pytest.mark.parametrize(
-    ("number", "when"),
-    [
-        (1, "after"),
-        (3, "before"),
-        (5, "after"),
-        (7, "after"),
-        (11, "before"),
-        (15, "after"),
-        (17, "after"),
-        (21, "after"),
-    ],
-)
+@pytest.mark.parametrize(("number", "when"), [(1, "after"), (5, "after"), (11, "before"), (21, "after")])
 def test_a_pack_killed_at_any_write_can_be_resumed(cloud, killed, lines, number, when):
     target = cloud.url("out.zarr")
     killed(cloud.url("src"), target, number, when)
@@ -117,11 +105,15 @@ def test_a_pack_killed_at_any_write_can_be_resumed(cloud, killed, lines, number,
     assert not [name for name in names(cloud) if BESIDE in name]
 
 
-def test_a_pack_killed_while_removing_the_old_store_can_be_resumed(cloud, lines, monkeypatch):
-    cloud.put("old/a", b"1")
+def test_a_pack_killed_while_removing_the_old_store_can_be_resumed(tmp_path, monkeypatch):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "a").write_bytes(b"1")
+    source, target = tmp_path / "x.jsonl", str(tmp_path / "out.zarr")
+    samples = packs.records(50)
+    source.write_bytes(packs.lines_of(samples))
     remove, n = ZarrTarget.remove, itertools.count(1)
     for last in itertools.count(1):
-        pack(cloud.url("old"), cloud.url("out.zarr"), overwrite=True)
+        pack(str(tmp_path / "old"), target, overwrite=True)
 
         def killed(self, name="", last=last, n=n):
             if next(n) == last:
@@ -132,14 +124,14 @@ def test_a_pack_killed_while_removing_the_old_store_can_be_resumed(cloud, lines,
         with monkeypatch.context() as patched:
             patched.setattr(ZarrTarget, "remove", killed)
             try:
-                pack(cloud.url("src"), cloud.url("out.zarr"), overwrite=True, **SMALL)
+                pack(str(source), target, overwrite=True, **SMALL)
             except KeyboardInterrupt:
                 with contextlib.suppress(FileNotFoundError):  # a store that opens is complete
-                    right(cloud.url("out.zarr"), lines)
+                    right(target, samples)
             else:
                 break
-        pack(cloud.url("src"), cloud.url("out.zarr"), overwrite=True, **SMALL)
-        right(cloud.url("out.zarr"), lines)
+        pack(str(source), target, overwrite=True, **SMALL)
+        right(target, samples)
     assert last > 3
 
 
@@ -189,7 +181,7 @@ def test_a_pack_killed_between_the_metadata_and_the_end_is_complete(cloud, kille
     right(target, lines)
 
 
-@pytest.mark.parametrize("when", ["before", "within", "after"])
+@pytest.mark.parametrize("when", ["within", "after"])
 def test_a_partial_shard_on_a_local_disk_is_written_again(killed, tmp_path, monkeypatch, when):
     monkeypatch.setattr(sample_source, "PER_PART", 1)
     (tmp_path / "src").mkdir()
@@ -245,37 +237,13 @@ def test_another_source_or_option_does_not_resume(cloud, killed, lines):
 # Many machines.
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    distributed = pytest.importorskip("distributed")
-    options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": ":0"}
-    with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
-        client.wait_for_workers(2, timeout=600)
-        yield client
-
-
-def test_a_cluster_of_processes_makes_the_same_store(cluster, cloud, lines):
-    options = {
-        "gs": {"token": "anon", "endpoint_url": cloud.server.endpoint_url},
-        "cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0},
-    }
-    given = {"storage_options": options, "target_options": options, **SMALL}
-    pack(cloud.url("src"), cloud.url("here.zarr"), **given)
-    done = pack(cloud.url("src"), cloud.url("there.zarr"), client=cluster, **given)
-    right(cloud.url("there.zarr"), lines)
-    found = [name for name in names(cloud) if name.startswith("here.zarr/")]
-    assert len(found) > 8
-    for name in found:
-        if not name.endswith("zarr.json"):
-            other = name.replace("here.zarr", "there.zarr")
-            assert content(cloud, name) == content(cloud, other), name
-    assert done.samples == 600
-
-
-def test_any_executor_makes_the_same_store(tmp_path):
+def test_an_executor_makes_the_same_store_and_names_a_bad_sample(tmp_path):
     (tmp_path / "x.jsonl").write_bytes(packs.lines_of(packs.records(2000)))
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
+    (tmp_path / "bad.jsonl").write_bytes(b'{"a": "%s"}\n' % (b"x" * 1000) * 1000 + b"{oops}\n")
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
         pack(str(tmp_path / "x.jsonl"), str(tmp_path / "there.zarr"), client=processes, **SMALL)
+        with pytest.raises(ValueError, match=r"is not (a )?JSON .*oops"):
+            pack(str(tmp_path / "bad.jsonl"), str(tmp_path / "bad.zarr"), client=processes)
     pack(str(tmp_path / "x.jsonl"), str(tmp_path / "here.zarr"), **SMALL)
     found = [path.relative_to(tmp_path / "here.zarr") for path in (tmp_path / "here.zarr").rglob("c.*")]
     assert len(found) > 8
@@ -283,75 +251,58 @@ def test_any_executor_makes_the_same_store(tmp_path):
         assert (tmp_path / "here.zarr" / name).read_bytes() == (tmp_path / "there.zarr" / name).read_bytes()
 
 
-def test_a_bad_sample_on_a_cluster_is_named(cluster, tmp_path):
-    (tmp_path / "x.jsonl").write_bytes(b'{"a": 1}\n' * 200_000 + b"{oops}\n")
-    with pytest.raises(ValueError, match=r"is not (a )?JSON .*oops"):
-        pack(str(tmp_path / "x.jsonl"), str(tmp_path / "out.zarr"), client=cluster)
+def test_a_failed_pack_on_an_executor_writes_nothing_afterwards(tmp_path, monkeypatch):
+    """One worker fails to write the second shard while another still writes the first."""
+    put, close, closing, late = ZarrTarget.put, TaskPool.close, threading.Event(), threading.Event()
+
+    def late_or_broken(self, name, data):
+        if name == "data/c.1":
+            raise OSError("the disk is full")
+        put(self, name, data)
+        if name == "data/c.0":
+            assert closing.wait(120)
+            late.set()
+
+    def closed(self):
+        closing.set()
+        close(self)
+        assert late.is_set()
+
+    monkeypatch.setattr(ZarrTarget, "put", late_or_broken)
+    monkeypatch.setattr(TaskPool, "close", closed)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a").write_bytes(noise(32 * KiB))
+    with ThreadPoolExecutor(2) as workers, pytest.raises(OSError, match="the disk is full"):
+        pack(str(tmp_path / "src"), str(tmp_path / "out.zarr"), client=workers, codec="none", **SMALL)
 
 
-def test_a_cluster_that_loses_a_worker_finishes(cluster, tmp_path, monkeypatch):
+def test_a_cluster_that_loses_a_worker_finishes(tmp_path, monkeypatch):
+    distributed = pytest.importorskip("distributed")
     (tmp_path / "src").mkdir()
     files = {f"{i:03}": noise(5000, seed=i) for i in range(200)}
     for name, data in files.items():
         (tmp_path / "src" / name).write_bytes(data)
-    once, submit = tmp_path / "once", TaskPool.submit
+    once, submit, seen_jobs = tmp_path / "once", TaskPool.submit, []
 
     def with_one_copy_of_the_job(self, *given):
         """Kill the only worker that keeps the job: every two seconds Dask drops copies that are not requested."""
-        job = self._call[2]
+        job = self._task
         if job.key not in seen_jobs:
             seen_jobs.append(job.key)
             job.result()
-            cluster.amm.run_once()
-            until(lambda: len(cluster.who_has(job)[job.key]) == 1)
-            cluster.run(_die_once, str(once), workers=list(cluster.who_has(job)[job.key]))
+            client.amm.run_once()
+            until(lambda: len(client.who_has(job)[job.key]) == 1)
+            client.run(_die_once, str(once), workers=list(client.who_has(job)[job.key]))
         return submit(self, *given)
 
-    seen_jobs = []
     monkeypatch.setattr(TaskPool, "submit", with_one_copy_of_the_job)
-    pack(str(tmp_path / "src"), str(tmp_path / "out.zarr"), client=cluster, **SMALL)
+    options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": ":0"}
+    with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
+        client.wait_for_workers(2, timeout=600)
+        pack(str(tmp_path / "src"), str(tmp_path / "out.zarr"), client=client, **SMALL)
     assert once.exists()
     found = packs.stored(str(tmp_path / "out.zarr"), "data")
     assert [each.tobytes() for each in found] == list(files.values())
-
-
-def test_a_failed_pack_on_a_cluster_writes_nothing_afterwards(cluster, tmp_path, monkeypatch):
-    close = TaskPool.close
-
-    def closed(self):
-        (tmp_path / "closing").touch()
-        close(self)
-
-    monkeypatch.setattr(TaskPool, "close", closed)
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "a").write_bytes(noise(32 * KiB))
-    cluster.wait_for_workers(2, timeout=600)  # one may have been lost
-    cluster.run(_fail_beside_a_late_one, str(tmp_path))
-    with pytest.raises(OSError, match="the disk is full"):
-        pack(str(tmp_path / "src"), str(tmp_path / "out.zarr"), client=cluster, codec="none", **SMALL)
-    assert (tmp_path / "late").exists()
-
-
-def _fail_beside_a_late_one(folder):
-    """Let one worker fail to write the second shard while another still writes the first."""
-    from cachedfs.packing import store
-
-    put, failed, closing = (
-        store.ZarrTarget.put,
-        os.path.join(folder, "failed"),
-        os.path.join(folder, "closing"),
-    )
-
-    def late_or_broken(self, name, data):
-        if name.endswith("c.1") and not os.path.exists(failed):
-            open(failed, "w").close()
-            raise OSError("the disk is full")
-        put(self, name, data)
-        if name.endswith("c.0") and self.path.startswith(folder):
-            until(lambda: os.path.exists(closing))
-            open(os.path.join(folder, "late"), "w").close()
-
-    store.ZarrTarget.put = late_or_broken
 
 
 def _die_once(flag):

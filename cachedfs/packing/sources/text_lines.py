@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import io
 from collections.abc import Iterator
-from typing import Any
 
-from cachedfs.datasets.text_streams import decompressed, is_compressed
+from cachedfs.datasets.text_streams import buffered, is_compressed
 from cachedfs.packing.pack_types import Field, SampleBatch
 from cachedfs.packing.sources.arrow_columns import chosen
 from cachedfs.packing.sources.records import RecordSource
@@ -19,28 +19,13 @@ __all__ = ["LineSource", "TextLines", "opened", "parts_of"]
 SAMPLED = 16  # files that `look` reads, and parts of the source if it has fewer files
 PART = 512 << 10  # bytes of such a part
 PIECE = 8 << 20  # bytes of lines that are parsed at a time
-READ = 1 << 20  # bytes in one read
 
 
 @contextlib.contextmanager
-def opened(files: SourceFiles, number: int) -> Iterator[Any]:
+def opened(files: SourceFiles, number: int) -> Iterator[io.BufferedReader]:
     """Return a context manager for the decompressed content of a file."""
-    path = files.paths[number]
-    with files.open(number) as raw:
-        if not is_compressed(path):
-            yield raw
-            return
-        with contextlib.closing(decompressed(path, raw)) as stream:
-            yield stream
-
-
-def read_up_to(stream: Any, n: int) -> bytes:
-    """Return the next `n` bytes of a stream, or fewer at its end."""
-    parts, size = [], 0
-    while size < n and (part := stream.read(min(READ, n - size))):
-        parts.append(part)
-        size += len(part)
-    return b"".join(parts)
+    with files.open(number) as raw, buffered(files.paths[number], raw) as stream:
+        yield stream
 
 
 def parts_of(files: SourceFiles) -> Iterator[tuple[int, int, bytes]]:
@@ -56,7 +41,7 @@ def parts_of(files: SourceFiles) -> Iterator[tuple[int, int, bytes]]:
     n = max(2, SAMPLED // len(some))
     for number in some:
         with opened(files, number) as stream:
-            yield number, 0, read_up_to(stream, PART)
+            yield number, 0, stream.read(PART)
         size = sizes[number]
         if size > PART and not is_compressed(files.paths[number]):
             starts = sorted({max(PART, (size - PART) * i // n) for i in range(1, n + 1)})
@@ -72,18 +57,18 @@ class TextLines(RecordSource):
     def chunks(self, number: int) -> Iterator[bytes]:
         """Yield blocks of complete lines. Raises ValueError for a line of more than `MAX_SAMPLE` bytes."""
         with opened(self.files, number) as stream:
-            rest, more = b"", read_up_to(stream, PIECE).removeprefix(codecs.BOM_UTF8)
-            while rest or more:
-                data, more = rest + more, read_up_to(stream, max(PIECE, 2 * len(rest)))
-                end = data.rfind(b"\n") + 1 if more else len(data)
-                if not end and len(data) > MAX_SAMPLE:
-                    raise ValueError(
-                        f"{self.files.shown(number)}: a line of more than {MAX_SAMPLE:,} bytes is not packed by line; "
-                        'kind="files" keeps the bytes of whole files, of any size'
-                    )
-                rest = data[end:]
-                if end:
-                    yield data[:end]
+            skipped = codecs.BOM_UTF8
+            while records := stream.read(PIECE):
+                if not records.endswith(b"\n"):
+                    records += stream.readline(MAX_SAMPLE)
+                    if not records.endswith(b"\n") and stream.peek(1):
+                        raise ValueError(
+                            f"{self.files.shown(number)}: a line of more than {MAX_SAMPLE:,} bytes is not packed by line; "
+                            'kind="files" keeps the bytes of whole files, of any size'
+                        )
+                if records := records.removeprefix(skipped):
+                    yield records
+                skipped = b""
 
     def n_of(self, records: bytes) -> int:
         return records.count(b"\n") + (not records.endswith(b"\n"))
