@@ -1006,7 +1006,7 @@ def test_metadata_refreshed_by_another_process_is_used(cloud, fs, clock):
     other = fsspec.filesystem("cgs")
     other._objects.engine.drain(120)
     code = f"""
-        import fsspec, time
+        import fsspec, gcsfs, time  # a slow import of gcsfs would count as an unreachable origin
         real = time.time
         time.time = lambda: real() + 61
         fsspec.filesystem("cgs").cat_file({cloud.path("a")!r})
