@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cachedfs.common.blocks import clip
-from cachedfs.common.types import ObjectInfo
+from cachedfs.common.types import ObjectInfo, modified_of
 from cachedfs.common.urls import filesystem_at, is_url
 from cachedfs.common.walk import ABSENT
 from cachedfs.core.objects import Entry
@@ -26,9 +26,9 @@ _OURS = ("cachedfs::", "cgs://", "cdrive://")
 _WITHOUT_BUCKET = ("file", "local", "memory", "LocalStore", "MemoryStore")
 _PIECE = 8 << 20  # bytes that iterating over a result gives at a time
 _COALESCE = 1 << 20  # obstore's default
+_UNKNOWN = datetime.fromtimestamp(0, UTC)
 _ROWS = 1000  # objects that a listing gives at a time
 _E_TAGS = ("e_tag", "etag", "ETag")
-_TIMES = ("last_modified", "mtime", "updated", "modified", "LastModified", "created")
 
 
 class NotFoundError(ObjectNotFound):
@@ -264,10 +264,9 @@ class CachedStore:
         info = found.as_info() if isinstance(found, ObjectInfo) else found
         if _is_folder(info):
             raise self.fs._objects.is_a_folder(info["name"])
-        at = next((info[name] for name in _TIMES if info.get(name) is not None), 0)
         return {
             "path": self._short(info["name"]),
-            "last_modified": at if isinstance(at, datetime) else datetime.fromtimestamp(float(at), UTC),
+            "last_modified": modified_of(info) or modified_of({"mtime": info.get("created")}) or _UNKNOWN,
             "size": info["size"],
             "e_tag": next((info[name] for name in _E_TAGS if info.get(name)), None),
             "version": info.get("version") or info.get("generation"),

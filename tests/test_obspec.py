@@ -40,28 +40,21 @@ def gcs_store(cloud, token="t", **options):
     )
 
 
-@pytest.fixture(params=["URL", "cgs", "GCSStore", "LocalStore", "MemoryStore"])
+@pytest.fixture(params=["URL", "GCSStore", "LocalStore"])
 def store(request, cloud, tmp_path):
     """A store with the objects a/0.bin, a/b/1.bin and c.bin, made in each way."""
     match request.param:
         case "URL":
             store = CachedStore(f"gs://{cloud.bucket}/top", **cloud.options)
-        case "cgs":
-            store = CachedStore(f"cgs://{cloud.bucket}", prefix="top", **cloud.options)
         case "GCSStore":
             store = CachedStore(gcs_store(cloud, prefix="top"))
-        case "LocalStore":
-            store = CachedStore(stores.LocalStore(tmp_path / "local", mkdir=True), prefix="top")
         case _:
-            given = stores.MemoryStore()
-            store = CachedStore(given, prefix="top")
+            store = CachedStore(stores.LocalStore(tmp_path / "local", mkdir=True), prefix="top")
     for path, data in {"a/0.bin": DATA, "a/b/1.bin": b"one", "c.bin": b"see", "empty": b""}.items():
         if request.param == "LocalStore":
             (tmp_path / "local" / "top" / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "local" / "top" / path).write_bytes(data)
             make_old(tmp_path / "local" / "top" / path)
-        elif request.param == "MemoryStore":
-            given.put(f"top/{path}", data)
         else:
             cloud.put(f"top/{path}", data)
     return store
@@ -408,16 +401,6 @@ def test_the_prefix_is_the_path_that_a_url_has_behind_its_bucket(made, root, pre
     store = made()
     assert (store.root, store.prefix) == (root, prefix)
     assert repr(store).startswith("CachedStore('c")
-
-
-def test_local_files_by_url(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "b.bin").write_bytes(b"abc")
-    store = CachedStore(f"file://{tmp_path}", prefix="a")
-    assert store.get("b.bin").buffer() == b"abc"
-    assert [row["path"] for row in next(store.list())] == ["b.bin"]
-    registry = ObjectStoreRegistry({f"file://{tmp_path}/a": store})
-    assert registry.resolve(f"file://{tmp_path}/a/b.bin") == (store, "b.bin")
 
 
 def test_the_etag_of_an_object_on_s3(s3):

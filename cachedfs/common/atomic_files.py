@@ -13,6 +13,7 @@ import stat
 import tempfile
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 from fsspec.utils import isfilelike
@@ -40,12 +41,22 @@ class PartFile:
     `discard`, an exception in its `with` block, or a failed write removes it.
     """
 
-    def __init__(self, path: str, temporary: str, file: Any, mode: int | None, *, is_new: bool) -> None:
-        """Take `file`, which is open at `temporary`; `is_new`: there may be no other file at `path` in the end."""
-        self._path, self._temporary, self._file, self._is_new = path, temporary, file, is_new
+    def __init__(
+        self, path: str, temporary: str, open_: Callable[[str], Any], mode: int | None, *, is_new: bool
+    ) -> None:
+        """Open `temporary` with `open_`; `is_new`: there may be no other file at `path` in the end.
+
+        An OSError names `path`, the only one that the user knows.
+        """
+        self._path, self._temporary, self._is_new = path, temporary, is_new
         self._failed_with: int | None = None  # errno of a failed write
-        if mode is not None:  # before the first byte, so that private data is never readable by others
-            os.chmod(temporary, mode & 0o777)
+        try:
+            self._file = open_(temporary)
+            if mode is not None:  # before the first byte, so that private data is never readable by others
+                os.chmod(temporary, mode & 0o777)
+        except OSError as error:
+            _remove(temporary)
+            raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
 
     @classmethod
     def opened(cls, path: str, open_: Callable[[str], Any], *, is_new: bool) -> Any:
@@ -54,11 +65,7 @@ class PartFile:
         temporary = None if is_new and os.path.lexists(path) else _temporary(path, mode)
         if temporary is None or (mode is not None and not os.access(path, os.W_OK)):
             return open_(path)
-        try:
-            return cls(path, temporary, open_(temporary), mode, is_new=is_new)
-        except OSError as error:
-            _remove(temporary)
-            raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
+        return cls(path, temporary, open_, mode, is_new=is_new)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
@@ -129,28 +136,15 @@ async def filled(target: Any, fill: Callable[[Any], Awaitable[None]]) -> None:
         if temporary is None:
             await _fill_in_place(path, fill)
         else:
-            await _fill_anew(path, temporary, mode, fill)
+            os.makedirs(os.path.dirname(temporary), exist_ok=True)
+            # Not in a thread: after a cancellation the thread could still create the file, too late to remove it.
+            with PartFile(path, temporary, partial(open, mode="wb"), mode, is_new=False) as file:
+                await fill(file)
     except OSError as error:
         # The error names the temporary file, or none if the disk is full; the user knows only `path`.
         if isinstance(error, CachedFSError) or not error.errno or error.filename not in (None, temporary):
             raise
         raise OSError(error.errno, os.strerror(error.errno), path) from error
-
-
-async def _fill_anew(
-    path: str, temporary: str, mode: int | None, fill: Callable[[Any], Awaitable[None]]
-) -> None:
-    os.makedirs(os.path.dirname(temporary), exist_ok=True)
-    try:
-        # Not in a thread: after a cancellation the thread could still create the file, too late to remove it.
-        with open(temporary, "wb") as file:  # noqa: ASYNC230
-            if mode is not None:  # before the first byte, so that private data is never readable by others
-                os.chmod(temporary, mode & 0o777)
-            await fill(file)
-        _put_in_place(temporary, path)
-    except BaseException:  # an interrupt or a cancellation must not leave a partial file behind either
-        _remove(temporary)
-        raise
 
 
 async def _fill_in_place(path: str, fill: Callable[[Any], Awaitable[None]]) -> None:

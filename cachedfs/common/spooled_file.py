@@ -11,13 +11,71 @@ from typing import Any
 
 from cachedfs.errors import CachedFSError
 
-__all__ = ["SpooledFile", "failure_since", "handled_exceptions", "is_failure", "kept_locally", "new_spool"]
+__all__ = ["DiscardableFile", "SpooledFile", "kept_locally", "new_spool"]
 
 _IN_MEMORY = 8 << 20  # bytes of a file being written that are in memory; the rest is on the disk
 
 
-# Failures of writers
-def handled_exceptions() -> tuple[BaseException, ...]:
+class DiscardableFile(io.IOBase):
+    """A file open for writing that is discarded if its writer fails, and finished otherwise.
+
+    `close` while an exception is handled that was raised after the file was opened discards it, and raises that exception
+    again. Text wrappers and libraries close a file this way when their writer fails, and do not pass the exception on. The
+    end of an iteration and `sys.exit(0)` are not failures.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._handled = _handled_exceptions()  # while the file is opened
+
+    def _finish(self) -> None:
+        """Make what was written the content of the object."""
+        raise NotImplementedError
+
+    def _abandon(self, error: BaseException) -> None:
+        """Discard what was written, because of `error`."""
+        raise NotImplementedError
+
+    def _failure(self) -> BaseException | None:
+        """Return the failure that is being handled now, if it was raised after the file was opened."""
+        error = sys.exc_info()[1]
+        if error is None or not _is_failure(error) or any(error is known for known in self._handled):
+            return None
+        return error
+
+    def close(self) -> None:
+        """Finish the write; discard it after a failure of its writer, which is raised again."""
+        if self.closed:
+            return
+        error = self._failure()
+        try:
+            if error is None:
+                self._finish()
+            else:
+                self._abandon(error)
+                error.add_note(
+                    f"{self._url}: its file was closed because of this exception, and what was written is lost. "
+                    "To keep it, close the file outside of the except block."
+                )
+                raise error
+        finally:
+            # Also after a failure: else the garbage collector would send the bytes again.
+            super().close()
+            self._handled = ()  # break the reference cycle through the exceptions' frames
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None = None, *traceback: object
+    ) -> None:
+        if kind is None or not _is_failure(error or kind()):
+            self.close()
+        elif not self.closed:
+            try:
+                self._abandon(error or kind())
+            finally:
+                super().close()
+
+
+def _handled_exceptions() -> tuple[BaseException, ...]:
     """Return the exceptions that are being handled now, the innermost first."""
     found: list[BaseException] = []
     error = sys.exc_info()[1]
@@ -27,15 +85,7 @@ def handled_exceptions() -> tuple[BaseException, ...]:
     return tuple(found)
 
 
-def failure_since(before: tuple[BaseException, ...]) -> BaseException | None:
-    """Return the failure that is being handled now, unless it is one of the exceptions `before`."""
-    error = sys.exc_info()[1]
-    if error is None or not is_failure(error) or any(error is known for known in before):
-        return None
-    return error
-
-
-def is_failure(error: BaseException) -> bool:
+def _is_failure(error: BaseException) -> bool:
     """Return whether an exception means a failure; the end of an iteration and `sys.exit(0)` do not."""
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
@@ -63,7 +113,7 @@ def kept_locally(url: str) -> Iterator[None]:
         raise ours from error
 
 
-class SpooledFile(io.RawIOBase):
+class SpooledFile(DiscardableFile, io.RawIOBase):
     """A file open for writing: kept locally, and sent at close, so a process that dies first changes nothing.
 
     Without `autocommit` it is sent by `commit`, at the end of a transaction.
@@ -74,10 +124,10 @@ class SpooledFile(io.RawIOBase):
         self, url: str, mode: str, send: Callable[[Any], object], spool: Any, *, autocommit: bool
     ) -> None:
         """`send` makes the bytes of an open file the object's content; the file keeps what is in `spool` already."""
+        super().__init__(url)
         self.mode, self.autocommit = mode, autocommit
-        self._url, self._send, self._spool = url, send, spool
+        self._send, self._spool = send, spool
         self._trouble: CachedFSError | None = None
-        self._handled = handled_exceptions()  # while the file is opened
 
     def writable(self) -> bool:
         return True
@@ -122,34 +172,14 @@ class SpooledFile(io.RawIOBase):
     def tell(self) -> int:
         return int(self._spool.tell())
 
-    def close(self) -> None:
-        """Send what was written, unless a transaction will do it.
+    def _finish(self) -> None:
+        if self._trouble is not None:
+            raise self._trouble  # half a file is nobody's file
+        if self.autocommit:
+            self.commit()
 
-        A call while an exception is handled that was raised after the file was opened sends nothing and raises that
-        exception again: a text wrapper closes its binary file this way when its writer fails.
-        """
-        if self.closed:
-            return
-        error = failure_since(self._handled)
-        self._handled = ()  # they hold the frames that hold this file
-        try:
-            if error is not None:
-                self.discard()
-                raise error
-            if self._trouble is not None:
-                raise self._trouble  # half a file is nobody's file
-            if self.autocommit:
-                self.commit()
-        finally:
-            super().close()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None = None, *traceback: object
-    ) -> None:
-        if kind is not None and is_failure(error or kind()):
-            self.discard()  # half a file is nobody's file
-            super().close()
-        self.close()
+    def _abandon(self, error: BaseException) -> None:
+        self.discard()  # half a file is nobody's file
 
     def __del__(self) -> None:
         if not self.closed:  # not closed: nobody said that it was complete

@@ -43,14 +43,8 @@ GCS_PROTOCOLS = ("gs", "gcs")
 LOCAL_PROTOCOLS = ("file", "local")
 ORIGINS = {"cgs": "gs", "cdrive": "drive"}  # target protocols of our short protocols
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
-_EXTRAS = {
-    "gs": "gcs",
-    "gcs": "gcs",
-    "s3": "s3",
-    "s3a": "s3",
-    "hf": "hf",
-    "drive": "drive",
-}  # what to install for a protocol
+# What to install for a protocol.
+_EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "hf": "hf", "drive": "drive"}
 _USER = re.compile(r"(?<=://)(?!-[0-9a-f]{16}@)[^/?#]*@")
 _SIGNED = r"(?i)(?:^|&)(?:sig|[^=&]*(?:signature|token|secret|passw|credential|auth|key|code|session|policy)[^=&]*)="
 # Redundant parts of a local path: the repeated "/" and the "/." of `a//b`, `a/./b` and `a/.`.

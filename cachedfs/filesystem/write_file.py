@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import posixpath
 import shutil
@@ -13,7 +12,7 @@ from typing import Any
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from cachedfs.common.atomic_files import PartFile
-from cachedfs.common.spooled_file import SpooledFile, failure_since, handled_exceptions, is_failure, new_spool
+from cachedfs.common.spooled_file import DiscardableFile, SpooledFile, new_spool
 from cachedfs.common.urls import GCS_PROTOCOLS, LOCAL_PROTOCOLS
 from cachedfs.errors import CacheError, ObjectExists, OriginUnavailable
 from cachedfs.origins.origin_errors import mapped
@@ -34,7 +33,7 @@ _MAGIC = {  # suffix -> pandas' name of the format, and the first bytes of such 
 _warned: set[str] = set()  # at most one URL: a process warns once
 
 
-class WrittenFile(io.IOBase):
+class WrittenFile(DiscardableFile):
     """A file open for writing: wraps the inner filesystem's own file.
 
     When it is closed, every process of the machine sees the change.
@@ -43,21 +42,21 @@ class WrittenFile(io.IOBase):
     def __init__(
         self, fs: AbstractFileSystem, path: str, mode: str, *, autocommit: bool = True, **options: Any
     ) -> None:
+        super().__init__(fs.unstrip_protocol(path))
         self.fs = fs
         self.path = path
         self.mode = mode
         self.autocommit = autocommit
         self._is_begun = mode not in _NEW
-        self._handled = handled_exceptions()  # exceptions being handled while the file is opened
         if "a" in mode and fs.target_protocol in GCS_PROTOCOLS:
             # gcsfs would replace the object by the new bytes alone.
             raise ValueError(
-                f"{fs.unstrip_protocol(path)}: objects of Google Cloud Storage cannot be appended to (mode {mode!r}); "
+                f"{self._url}: objects of Google Cloud Storage cannot be appended to (mode {mode!r}); "
                 "write another object, or read this one and write it anew"
             )
         if "+" in mode and fs.target_protocol in GCS_PROTOCOLS:
             raise ValueError(
-                f"{fs.unstrip_protocol(path)}: an object is read or written, not both at once (mode {mode!r}): "
+                f"{self._url}: an object is read or written, not both at once (mode {mode!r}): "
                 "read it with 'rb', write it anew with 'wb'"
             )
         with self._mapped_errors("opening it for writing"):
@@ -84,7 +83,7 @@ class WrittenFile(io.IOBase):
         if not self._is_begun:
             self._is_begun = True
             if isinstance(data, bytes | bytearray):
-                _warn_if_not_compressed(self.fs.unstrip_protocol(self.path), bytes(data[:6]))
+                _warn_if_not_compressed(self._url, bytes(data[:6]))
         with self._mapped_errors("writing it"):
             return int(self._inner.write(data))
 
@@ -99,45 +98,17 @@ class WrittenFile(io.IOBase):
         if not self.closed and "_inner" in self.__dict__ and not self._inner.closed:
             self._inner.flush()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None = None, *traceback: object
-    ) -> None:
-        if kind is None or not is_failure(error or kind()):
-            self.close()
-        elif not self.closed:
-            try:
-                self._abandon(error or kind())
-            finally:
-                super().close()
+    def _finish(self) -> None:
+        if "_inner" in self.__dict__:
+            self._changing(self._inner.close)
 
-    def close(self) -> None:
-        """Finish the write: on return the object exists, and every process of the machine sees it.
-
-        A call while an exception is handled that was raised after the file was opened discards what was written and
-        raises that exception again. Text wrappers and libraries close a file this way when their writer fails, and do
-        not pass the exception on. The end of an iteration and `sys.exit(0)` are not failures.
-        """
-        if self.closed:
-            return
-        error = failure_since(self._handled)
-        try:
-            if error is not None and self.mode in _NEW:
-                self._abandon(error)
-                error.add_note(
-                    f"{self.fs.unstrip_protocol(self.path)}: its file was closed because of this exception, and what was "
-                    "written is lost. To keep it, close the file outside of the except block."
-                )
-                raise error
-            if "_inner" in self.__dict__:
-                self._changing(self._inner.close)
-        finally:
-            # Close after a failure too: else the garbage collector would send the bytes again.
-            super().close()
-            self._handled = ()  # break the reference cycle through the exceptions' frames
+    def _failure(self) -> BaseException | None:
+        # A file that is changed in place has the bytes already.
+        return super()._failure() if self.mode in _NEW else None
 
     def __del__(self) -> None:
         # Python ignores an exception raised here, so discard after a failure and do not raise it again.
-        error = failure_since(self.__dict__.get("_handled", ()))
+        error = super()._failure()
         self.__exit__(None if error is None else type(error), error)
 
     def _abandon(self, error: BaseException) -> None:
@@ -163,13 +134,12 @@ class WrittenFile(io.IOBase):
     @contextlib.contextmanager
     def _mapped_errors(self, doing: str) -> Iterator[None]:
         """Turn exceptions of the inner file into errors of cachedfs."""
-        url = self.fs.unstrip_protocol(self.path)
         try:
-            with mapped(url, doing):
+            with mapped(self._url, doing):
                 yield
         except KeyError as error:  # gcsfs takes any 200 for the expected answer
             raise OriginUnavailable(
-                f"{url}: no usable answer from the origin ({doing}: it lacks {error}); check the network, or try again later"
+                f"{self._url}: no usable answer from the origin ({doing}: it lacks {error}); check the network, or try again later"
             ) from error
 
     def _changing(self, act: Callable[[], object]) -> None:
@@ -179,9 +149,8 @@ class WrittenFile(io.IOBase):
             with self._mapped_errors("writing it"):
                 act()
         except FileExistsError as error:
-            url = self.fs.unstrip_protocol(self.path)
             raise ObjectExists(
-                f"{url}: exists already, and mode {self.mode!r} does not replace objects"
+                f"{self._url}: exists already, and mode {self.mode!r} does not replace objects"
             ) from error
         finally:
             if "+" in self.mode or "a" in self.mode:

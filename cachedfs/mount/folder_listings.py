@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from cachedfs.cache.index.metadata_records import ListingRecord
 from cachedfs.common.kept_mtime import kept_mtime_ns
-from cachedfs.common.types import ObjectInfo
+from cachedfs.common.types import ObjectInfo, modified_of
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.mount.names import MAX_BYTES, file_name, with_id
 
@@ -19,7 +19,6 @@ __all__ = ["ExportedSize", "Files", "FolderListings", "Known", "known_of", "mtim
 logger = logging.getLogger("cachedfs.mount")
 _UTF8 = 4  # most bytes of a character
 _LISTED = 8  # folders whose listings are kept
-_TIMES = ("mtime", "modified", "updated", "LastModified")  # of different filesystems
 
 
 class Known(NamedTuple):
@@ -122,8 +121,5 @@ def mtime_ns_of(info: Mapping[str, Any], default: int) -> int:
     """
     if (kept_ns := kept_mtime_ns(info)) is not None:
         return kept_ns
-    for name in _TIMES:
-        if found := info.get(name):
-            seconds = found.timestamp() if hasattr(found, "timestamp") else found
-            return round(seconds * 1e6) * 1000 if isinstance(seconds, (int, float)) else default
-    return default
+    found = modified_of(info)
+    return default if found is None else round(found.timestamp() * 1e6) * 1000

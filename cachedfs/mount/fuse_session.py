@@ -11,16 +11,16 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol
 
 from cachedfs.mount import fuse_protocol as protocol
-from cachedfs.mount.fuse_protocol import Attributes, Code, DirEntry, KernelRequest, NameEntry, Opened, Space
-from cachedfs.mount.names import MAX_BYTES
+from cachedfs.mount.fuse_calls import UNANSWERED, KernelAnswer, call
+from cachedfs.mount.fuse_protocol import Code, KernelRequest
+from cachedfs.mount.operations import MountOperations
 
-__all__ = ["Operations", "FuseSession", "fusermount"]
+__all__ = ["FuseSession", "fusermount"]
 
 logger = logging.getLogger("cachedfs.mount")
 
@@ -35,47 +35,12 @@ _WITHDRAWN = {
     errno.ENOENT,
 }  # errors of reading the device that mean: read it again
 # The requests that are answered even if all threads are busy.
-_AT_ONCE = {Code.INTERRUPT, Code.FORGET, Code.BATCH_FORGET}
+_AT_ONCE = {Code.INTERRUPT, *UNANSWERED}
 # The requests whose end a dying process need not await. A write that waits for the object still reaches the local copy.
 _READING = {
     Code.WRITE,
     Code.LOOKUP, Code.GETATTR, Code.OPEN, Code.READ, Code.OPENDIR, Code.READDIR, Code.READDIRPLUS, Code.STATFS,
 }  # fmt: skip
-
-
-class Operations(Protocol):
-    """The calls of the kernel that a mounted folder answers.
-
-    Threads call it at once. A method raises OSError with the errno that the program gets. Inodes have numbers, that of
-    the mounted folder is 1; `forget` says that the kernel drops some. `thread` is the one that makes the call, 0 if unknown.
-    """
-
-    def lookup(self, parent: int, name: str) -> NameEntry: ...
-    def forget(self, number: int, n_lookups: int) -> None: ...
-    def getattr(self, number: int) -> Attributes: ...
-    def setattr(self, number: int, *, size: int | None, mtime_ns: int | None) -> Attributes: ...
-    def open(self, number: int, flags: int, thread: int) -> Opened: ...
-    def create(self, parent: int, name: str, flags: int, thread: int) -> tuple[NameEntry, Opened]: ...
-    def read(self, handle: int, size: int, offset: int) -> bytes | memoryview: ...
-    def write(self, handle: int, data: memoryview, offset: int) -> int: ...
-    def flush(self, handle: int, thread: int) -> None: ...
-    def fsync(self, handle: int) -> None: ...
-    def release(self, handle: int) -> None: ...
-    def opendir(self, number: int) -> int: ...
-    def readdir(self, handle: int, start: int, *, is_plus: bool) -> Iterator[DirEntry]: ...
-    def releasedir(self, handle: int) -> None: ...
-    def mkdir(self, parent: int, name: str) -> NameEntry: ...
-    def unlink(self, parent: int, name: str) -> None: ...
-    def rmdir(self, parent: int, name: str) -> None: ...
-    def rename(self, parent: int, name: str, new_parent: int, new_name: str, flags: int) -> None: ...
-    def statfs(self) -> Space: ...
-
-
-class _Answer(NamedTuple):
-    """`undo` is called if the kernel no longer wants the answer."""
-
-    parts: tuple[Any, ...] = ()
-    undo: Callable[[], object] | None = None
 
 
 def fusermount() -> str:
@@ -88,7 +53,7 @@ def fusermount() -> str:
 class FuseSession:
     """A mounted folder, served by threads: one more whenever all of them are busy."""
 
-    def __init__(self, operations: Operations, folder: str, options: Iterable[str]) -> None:
+    def __init__(self, operations: MountOperations, folder: str, options: Iterable[str]) -> None:
         """Mount it. Raises OSError if the system refuses, and ImportError without FUSE."""
         self._operations, self._folder = operations, folder
         self._device, self._held = _mounted(folder, options)
@@ -97,10 +62,9 @@ class FuseSession:
         self._running: dict[int, KernelRequest] = {}
         self._waiting: deque[KernelRequest] = deque()
         self._ended: SimpleQueue[None] = SimpleQueue()  # whose `put` a signal handler may call at any moment
-        self._calls = self._handlers()
 
     def serve(self, on_mounted: Callable[[], object]) -> None:
-        """Answer the kernel until the folder is unmounted, or until `stop`."""
+        """KernelAnswer the kernel until the folder is unmounted, or until `stop`."""
         self._on_mounted = on_mounted
         self._start_thread()
         self._ended.get()
@@ -159,7 +123,7 @@ class FuseSession:
                     return
 
     def _answer_or_leave(self, request: KernelRequest) -> KernelRequest | None:
-        """Answer a request; return another one that waits for a thread, or None to read the next.
+        """KernelAnswer a request; return another one that waits for a thread, or None to read the next.
 
         Where all other threads are busy, this one leaves the request to them and goes on reading, for interrupts.
         """
@@ -178,15 +142,13 @@ class FuseSession:
             return self._waiting.popleft() if self._waiting else None
 
     def _answer(self, request: KernelRequest) -> None:
-        call, id = self._calls.get(request.code), request.id
+        id, answer, code = request.id, KernelAnswer(), 0
         self._running[id] = request
-        undo, parts, code = None, (), errno.ENOSYS
         try:
-            if call is not None:
-                answer = call(request)
-                if answer is None:
-                    return
-                (parts, undo), code = answer, 0
+            if request.code == Code.INTERRUPT:
+                self._interrupt(request)
+                return
+            answer = self._result_of(request)
         except OSError as error:
             code = error.errno or errno.EIO
         except Exception:  # of any kind: the kernel waits for an answer
@@ -194,14 +156,25 @@ class FuseSession:
             code = errno.EIO
         finally:
             self._running.pop(id, None)
-        if not self._send(id, parts, code) and undo is not None:
+        if request.code in UNANSWERED:
+            return
+        if not self._send(id, answer.content, code) and answer.undo is not None:
             with suppress(OSError):  # it is in the log
-                undo()
+                answer.undo()
 
-    def _send(self, id: int, parts: tuple[Any, ...] = (), code: int = 0) -> bool:
+    def _result_of(self, request: KernelRequest) -> KernelAnswer:
+        match request.code:
+            case Code.INIT:
+                return self._init(request)
+            case Code.DESTROY:
+                return KernelAnswer()
+            case _:
+                return call(self._operations, request)
+
+    def _send(self, id: int, content: bytes | memoryview = b"", code: int = 0) -> bool:
         """Send an answer; return False if the kernel has dropped the request."""
         try:
-            os.writev(self._device, [protocol.answer(id, sum(map(len, parts)), code), *parts])
+            os.writev(self._device, [protocol.answer(id, len(content), code), content])
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENODEV):
                 logger.error("answering the kernel: %s", error)
@@ -209,7 +182,7 @@ class FuseSession:
         return True
 
     def _interrupt(self, request: KernelRequest) -> None:
-        """Answer a request in place of the thread that still works on it, if its process is dying.
+        """KernelAnswer a request in place of the thread that still works on it, if its process is dying.
 
         Otherwise the kernel is told to interrupt it again.
         """
@@ -223,23 +196,7 @@ class FuseSession:
         time.sleep(_CHECK_S)
         self._send(request.id, code=errno.EAGAIN)
 
-    # Requests.
-
-    def _handlers(self) -> dict[int, Callable[[KernelRequest], _Answer | None]]:
-        refused = self._refuse
-        return {
-            Code.INIT: self._init, Code.DESTROY: lambda request: _Answer(), Code.INTERRUPT: self._interrupt,
-            Code.LOOKUP: self._lookup, Code.FORGET: self._forget, Code.BATCH_FORGET: self._forget_many,
-            Code.GETATTR: self._getattr, Code.SETATTR: self._setattr,
-            Code.OPEN: self._open, Code.CREATE: self._create, Code.READ: self._read, Code.WRITE: self._write,
-            Code.FLUSH: self._flush, Code.FSYNC: self._fsync, Code.RELEASE: self._release,
-            Code.OPENDIR: self._opendir, Code.READDIR: self._readdir, Code.READDIRPLUS: self._readdir,
-            Code.RELEASEDIR: self._releasedir, Code.MKDIR: self._mkdir, Code.UNLINK: self._unlink, Code.RMDIR: self._rmdir,
-            Code.RENAME: self._rename, Code.RENAME2: self._rename, Code.STATFS: self._statfs,
-            Code.SYMLINK: refused, Code.LINK: refused, Code.MKNOD: refused,
-        }  # fmt: skip
-
-    def _init(self, request: KernelRequest) -> _Answer:
+    def _init(self, request: KernelRequest) -> KernelAnswer:
         try:
             reply = protocol.initial_reply(request.body)
         except OSError as error:
@@ -247,146 +204,7 @@ class FuseSession:
             self._ended.put(None)
             raise
         self._on_mounted()
-        return _Answer((reply,))
-
-    def _refuse(self, request: KernelRequest) -> _Answer:
-        raise OSError(errno.EPERM, "objects have no links, devices or pipes")
-
-    def _told(self, entry: NameEntry, *more: bytes, undo: Callable[[], object] | None = None) -> _Answer:
-        def take_back() -> None:
-            self._operations.forget(entry.attributes.number, 1)
-            if undo is not None:
-                undo()
-
-        return _Answer((protocol.entry_reply(entry), *more), take_back)
-
-    def _lookup(self, request: KernelRequest) -> _Answer:
-        return self._told(self._operations.lookup(request.node, _name(request.body)))
-
-    def _forget(self, request: KernelRequest) -> None:
-        self._operations.forget(request.node, *protocol.UINT64.unpack_from(request.body))
-
-    def _forget_many(self, request: KernelRequest) -> None:
-        n, _ = protocol.OPEN.unpack_from(request.body)
-        one = protocol.FORGET_ONE
-        for number, n_lookups in one.iter_unpack(request.body[8 : 8 + n * one.size]):
-            self._operations.forget(number, n_lookups)
-
-    def _getattr(self, request: KernelRequest) -> _Answer:
-        return _Answer((protocol.attributes_reply(self._operations.getattr(request.node)),))
-
-    def _setattr(self, request: KernelRequest) -> _Answer:
-        valid, _, _, size, _, _, mtime, _, _, mtime_ns, *_ = protocol.SETATTR.unpack_from(request.body)
-        when = None
-        if valid & protocol.MTIME_IS_NOW:
-            when = time.time_ns()
-        elif valid & protocol.HAS_MTIME:
-            when = mtime * 1_000_000_000 + mtime_ns
-        about = self._operations.setattr(
-            request.node,
-            size=size if valid & protocol.HAS_SIZE else None,
-            mtime_ns=when,
-        )
-        return _Answer((protocol.attributes_reply(about),))
-
-    def _open(self, request: KernelRequest) -> _Answer:
-        flags, _ = protocol.OPEN.unpack_from(request.body)
-        opened = self._operations.open(request.node, flags, request.thread)
-        return _Answer((protocol.opened_reply(opened),), lambda: self._operations.release(opened.handle))
-
-    def _create(self, request: KernelRequest) -> _Answer:
-        flags, *_ = protocol.CREATE.unpack_from(request.body)
-        name = _name(request.body[protocol.CREATE.size :])
-        entry, opened = self._operations.create(request.node, name, flags, request.thread)
-        return self._told(
-            entry, protocol.opened_reply(opened), undo=lambda: self._operations.release(opened.handle)
-        )
-
-    def _read(self, request: KernelRequest) -> _Answer:
-        handle, offset, size, *_ = protocol.READ.unpack_from(request.body)
-        return _Answer((self._operations.read(handle, size, offset),))
-
-    def _write(self, request: KernelRequest) -> _Answer:
-        handle, offset, size, *_ = protocol.READ.unpack_from(request.body)
-        data = request.body[protocol.READ.size :][:size]
-        return _Answer((protocol.written_reply(self._operations.write(handle, data, offset)),))
-
-    def _flush(self, request: KernelRequest) -> _Answer:
-        (handle,) = protocol.UINT64.unpack_from(request.body)
-        self._operations.flush(handle, request.thread)
-        return _Answer()
-
-    def _fsync(self, request: KernelRequest) -> _Answer:
-        self._operations.fsync(*protocol.UINT64.unpack_from(request.body))
-        return _Answer()
-
-    def _release(self, request: KernelRequest) -> _Answer:
-        self._operations.release(*protocol.UINT64.unpack_from(request.body))
-        return _Answer()
-
-    def _opendir(self, request: KernelRequest) -> _Answer:
-        handle = self._operations.opendir(request.node)
-        opened = protocol.opened_reply(Opened(handle))
-        return _Answer((opened,), lambda: self._operations.releasedir(handle))
-
-    def _readdir(self, request: KernelRequest) -> _Answer:
-        handle, start, size, *_ = protocol.READ.unpack_from(request.body)
-        is_plus = request.code == Code.READDIRPLUS
-        pack = protocol.dir_entry_plus if is_plus else protocol.dir_entry
-        found: list[bytes] = []
-        told: list[int] = []  # the kernel counts each inode that it is told
-
-        def take_back() -> None:
-            for number in told:
-                self._operations.forget(number, 1)
-
-        entries = self._operations.readdir(handle, start, is_plus=is_plus)
-        for position, entry in enumerate(entries, start + 1):
-            packed = pack(entry, position)
-            size -= len(packed)
-            if entry.entry is not None:
-                told.append(entry.entry.attributes.number)
-            if size < 0:
-                if entry.entry is not None:
-                    self._operations.forget(told.pop(), 1)
-                break
-            found.append(packed)
-
-        return _Answer((b"".join(found),), take_back)
-
-    def _releasedir(self, request: KernelRequest) -> _Answer:
-        self._operations.releasedir(*protocol.UINT64.unpack_from(request.body))
-        return _Answer()
-
-    def _mkdir(self, request: KernelRequest) -> _Answer:
-        name = _name(request.body[protocol.MKDIR.size :])
-        return self._told(self._operations.mkdir(request.node, name))
-
-    def _unlink(self, request: KernelRequest) -> _Answer:
-        self._operations.unlink(request.node, _name(request.body))
-        return _Answer()
-
-    def _rmdir(self, request: KernelRequest) -> _Answer:
-        self._operations.rmdir(request.node, _name(request.body))
-        return _Answer()
-
-    def _rename(self, request: KernelRequest) -> _Answer:
-        if request.code == Code.RENAME2:
-            new_parent, flags, _ = protocol.RENAME2.unpack_from(request.body)
-            names = request.body[protocol.RENAME2.size :]
-        else:
-            (new_parent,), flags = protocol.UINT64.unpack_from(request.body), 0
-            names = request.body[protocol.UINT64.size :]
-        old, new = map(os.fsdecode, protocol.names_of(names))
-        self._operations.rename(request.node, old, new_parent, new, flags)
-        return _Answer()
-
-    def _statfs(self, request: KernelRequest) -> _Answer:
-        return _Answer((protocol.space_reply(self._operations.statfs(), MAX_BYTES),))
-
-
-def _name(body: memoryview) -> str:
-    return os.fsdecode(protocol.names_of(body)[0])
+        return KernelAnswer(reply)
 
 
 def _is_dying(thread: int) -> bool:

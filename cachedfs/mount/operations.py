@@ -109,7 +109,10 @@ class _Listed(NamedTuple):
 
 
 class MountOperations:
-    """A folder of a filesystem as a mounted file system. Threads may call it at once.
+    """A folder of a filesystem as a mounted file system: the calls that the kernel makes. Threads may call it at once.
+
+    A method raises OSError with the errno that the program gets. Inodes have numbers; that of the mounted folder is 1.
+    `forget` says that the kernel drops some. `thread` is the one that makes the call, 0 if unknown.
 
     A file that is open for reading is one version of an object, in an inode of its own. A file that is open for writing is
     local until it is closed or synced, and is then sent as a whole. `process_of` returns the process of a thread.

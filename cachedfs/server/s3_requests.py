@@ -17,46 +17,14 @@ READ_ONLY = "This endpoint is read-only; write to the origin itself"
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _MOST_PARAMETERS = 100
 # Parameters that name another operation; all others are ignored, as S3 does.
-_OF_OBJECTS = frozenset(
-    [
-        "acl",
-        "attributes",
-        "legal-hold",
-        "partNumber",
-        "retention",
-        "tagging",
-        "torrent",
-        "uploadId",
-        "versionId",
-    ]
-)
-_OF_BUCKETS = frozenset(
-    [
-        "accelerate",
-        "acl",
-        "analytics",
-        "cors",
-        "encryption",
-        "intelligent-tiering",
-        "inventory",
-        "lifecycle",
-        "logging",
-        "metrics",
-        "notification",
-        "object-lock",
-        "ownershipControls",
-        "policy",
-        "policyStatus",
-        "publicAccessBlock",
-        "replication",
-        "requestPayment",
-        "tagging",
-        "uploads",
-        "versioning",
-        "versions",
-        "website",
-    ]
-)
+_OF_OBJECTS = {
+    "acl", "attributes", "legal-hold", "partNumber", "retention", "tagging", "torrent", "uploadId", "versionId",
+}  # fmt: skip
+_OF_BUCKETS = {
+    "accelerate", "acl", "analytics", "cors", "encryption", "intelligent-tiering", "inventory", "lifecycle", "logging",
+    "metrics", "notification", "object-lock", "ownershipControls", "policy", "policyStatus", "publicAccessBlock",
+    "replication", "requestPayment", "tagging", "uploads", "versioning", "versions", "website",
+}  # fmt: skip
 
 
 class S3Request(NamedTuple):

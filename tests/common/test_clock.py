@@ -45,13 +45,6 @@ def test_a_process_that_starts_after_the_clock_was_set_back_learns_the_offset_of
     assert second.now() - began == 61
 
 
-def test_the_clock_counts_suspended_time(monkeypatch):
-    asked = []
-    monkeypatch.setattr(time, "clock_gettime", lambda which: asked.append(which) or 0.0)
-    Clock().now()
-    assert asked == [getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)]
-
-
 def test_the_number_of_a_boot_is_none_where_the_system_has_none(monkeypatch, tmp_path):
     boot_number.cache_clear()
     (tmp_path / "boot").write_text("51f4b1d4-0000\n")

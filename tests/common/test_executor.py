@@ -1,6 +1,5 @@
 """The thread pool: number of threads, errors, cancellation, shutdown."""
 
-import asyncio
 import concurrent.futures
 import threading
 from concurrent.futures import CancelledError
@@ -29,13 +28,6 @@ def test_a_thousand_jobs_are_done_by_four_threads(workers):
     assert 1 <= len(seen) <= 4
 
 
-def test_an_idle_thread_is_used_before_another_is_started(workers):
-    for _ in range(20):
-        assert workers.submit(threading.get_ident).result() is not None
-        until(lambda: workers._n_idle == 1)
-    assert len(workers._started) == 1
-
-
 def test_jobs_that_wait_for_each_other_run_concurrently(workers):
     together = threading.Barrier(4)
     assert sorted(workers.map(lambda _: together.wait(120), range(4))) == [0, 1, 2, 3]
@@ -50,14 +42,6 @@ def test_an_error_is_raised_by_the_future_and_the_thread_continues(workers):
         with pytest.raises(type(error)):
             workers.submit(failing).result()
     assert workers.submit(lambda: 1).result() == 1
-
-
-def test_it_can_be_the_executor_of_a_loop(workers):
-    async def use():
-        asyncio.get_running_loop().set_default_executor(workers)
-        return await asyncio.to_thread(lambda: threading.current_thread().name)
-
-    assert asyncio.run(use()).startswith("test-")
 
 
 def test_a_shutdown_ends_the_threads_and_cancels_queued_jobs():

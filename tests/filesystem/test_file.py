@@ -74,17 +74,6 @@ def test_libraries_that_look_for_what_a_file_can_do_read_its_bytes(fs, cloud, tm
     assert not os.path.exists(fs.open(cloud.path("big")).name)
 
 
-@pytest.mark.parametrize("delimiter", [None, b"\n"])
-@pytest.mark.parametrize(
-    ("offset", "length"), [(0, 3), (2, 100), (9, 1), (10, 5), (50, 10), (3, None), (50, None)]
-)
-def test_read_block_is_that_of_fsspec_also_behind_the_end(fs, cloud, offset, length, delimiter):
-    memory = fsspec.filesystem("memory")
-    memory.pipe_file("/block", cloud.put("block", b"ab\ncd\nef\nx"))
-    expected = memory.read_block("/block", offset, length, delimiter)
-    assert fs.read_block(cloud.path("block"), offset, length, delimiter) == expected
-
-
 def test_an_open_file_has_the_attributes_that_libraries_use(fs, cloud):
     with fs.open(
         cloud.path("big"), block_size=5 * MiB, cache_type="readahead", cache_options={"x": 1}
@@ -400,18 +389,6 @@ def test_a_thread_that_only_asked_for_the_size_reads_at_the_shared_position(shar
     assert a(shared.read, 10) == DATA[300:310]
     a(shared.seek, 0, 2)
     assert a(shared.read) == b""
-
-
-def test_lines_continue_in_another_thread(cloud, threads):
-    a, b = threads
-    text = [b"line %d\n" % i for i in range(100)]
-    cloud.put("lines", b"".join(text))
-    with fsspec.open(cloud.url("lines"), "rb") as file:
-        a(file.seek, 0)
-        assert [a(file.readline), a(next, file), b(file.readline)] == text[:3]
-        b(file.seek, 0)
-        assert b(next, file) == text[0]
-        assert a(file.readline) == text[1]
 
 
 def test_a_loop_over_lines_follows_what_is_done_to_the_file_in_it(fs, cloud):

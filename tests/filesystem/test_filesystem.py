@@ -29,8 +29,7 @@ from cachedfs.sim import Fault, GCSServer
 from tests.support import KiB, MiB, forget, noise
 
 FORMS = [
-    ("cachedfs", ""), ("cachedfs", "gs://"), ("cachedfs", "cachedfs://"), ("cgs", "gcs://"), ("cgs", "cgs://"),
-    ("cgs", "cachedfs::gs://"),
+    ("cachedfs", ""), ("cachedfs", "cachedfs://"), ("cgs", "gcs://"), ("cgs", "cachedfs::gs://"),
 ]  # fmt: skip
 
 
@@ -672,13 +671,6 @@ def test_metadata_of_a_replaced_or_changed_object_is_the_new_one(cloud, fs, cloc
     assert fs.info(path) == fs.ls(cloud.bucket, detail=True)[0]
 
 
-# Instances.
-def test_instances_are_shared_by_their_options(cloud, fs):
-    assert fsspec.filesystem("cachedfs", target_protocol="gs") is fs
-    assert fsspec.url_to_fs(cloud.url("a"))[0] is fsspec.url_to_fs(cloud.url("b"))[0]
-    assert fsspec.filesystem("cachedfs", target_protocol="gs", max_age=5) is not fs
-
-
 @pytest.mark.parametrize("protocol", ["cachedfs", "cgs"])
 def test_options_of_the_cache_may_be_in_a_dictionary_named_like_the_filesystem(own_cache, protocol):
     fs = fsspec.filesystem(
@@ -772,22 +764,6 @@ def test_live_credentials_are_not_written_as_json_and_the_error_says_what_is():
             write()
         assert "google_default" in str(caught.value)
         assert "object at" not in str(caught.value)
-
-
-def test_creating_a_filesystem_starts_no_thread_and_imports_no_gcsfs(cloud):
-    code = """
-        import sys, threading, time
-        import fsspec
-        fs = fsspec.filesystem("cgs", gs={"token": "anon"})
-        fsspec.open("cgs://b/k")
-        fs._strip_protocol("cgs://b/k"), fs.unstrip_protocol("b/k")
-        def loaded():
-            return {name.partition(".")[0] for name in sys.modules}
-        print(threading.active_count(), loaded() & {"gcsfs", "google", "zarr", "torch", "requests"})
-        fsspec.url_to_fs("cachedfs::gs://b/k")  # makes fsspec itself look for the class of gs
-        print(threading.active_count(), loaded() & {"zarr", "torch"})
-    """
-    assert cloud.python(code) == "1 set()\n" * 2
 
 
 def test_a_hit_of_cgs_imports_no_gcsfs_and_starts_no_thread(cloud):
@@ -1006,7 +982,7 @@ def test_metadata_refreshed_by_another_process_is_used(cloud, fs, clock):
     other = fsspec.filesystem("cgs")
     other._objects.engine.drain(120)
     code = f"""
-        import fsspec, time
+        import fsspec, gcsfs, time  # a slow import of gcsfs would count as an unreachable origin
         real = time.time
         time.time = lambda: real() + 61
         fsspec.filesystem("cgs").cat_file({cloud.path("a")!r})

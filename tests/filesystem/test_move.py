@@ -16,30 +16,6 @@ from cachedfs.sim import Fault
 NAMES = [f"f{i}" for i in range(6)]
 
 
-# Decisions.
-@pytest.mark.parametrize(
-    ("source", "target", "had_target", "step"),
-    [
-        (Place.OBJECT, Place.NOTHING, False, Step.BACK),
-        (Place.OBJECT, Place.OBJECT, False, Step.REMOVE_COPY),
-        (Place.OBJECT, Place.OBJECT, True, Step.REPLACED),
-        (Place.OTHER, Place.OBJECT, False, Step.REMOVE_COPY),
-        (Place.OBJECT, Place.OTHER, False, Step.BACK),  # somebody else's
-        (Place.OBJECT, Place.OTHER, True, Step.BACK),
-        (Place.OBJECT, Place.UNKNOWN, False, Step.LOOK_FOR_COPY),
-        (Place.OBJECT, Place.UNKNOWN, True, Step.BACK),
-        (Place.NOTHING, Place.OBJECT, False, Step.MOVE_BACK),
-        (Place.NOTHING, Place.OBJECT, True, Step.COPY_BACK),
-        (Place.NOTHING, Place.NOTHING, False, Step.AWAY),
-        (Place.NOTHING, Place.OTHER, False, Step.AWAY),
-        (Place.NOTHING, Place.UNKNOWN, False, Step.LOOK_AGAIN),
-        (Place.UNKNOWN, Place.OBJECT, False, Step.LOOK_AGAIN),
-    ],
-)
-def test_the_next_step_of_an_object(source, target, had_target, step):
-    assert next_step(source, target, had_target=had_target) is step
-
-
 def test_no_step_removes_the_only_copy_or_what_somebody_else_wrote():
     for source, target, had_target in itertools.product(Place, Place, [False, True]):
         step = next_step(source, target, had_target=had_target)
@@ -279,14 +255,6 @@ def test_a_folder_that_is_moved_over_objects_names_those_that_were_replaced(buck
     assert found == {**contents("d"), "e/d/other": b"old", "e/z": b"old"}
     bucket.fs.mv(bucket.path("d"), bucket.path("e"), recursive=True)
     assert bucket.names() == {**contents("e/d"), "e/d/other": b"old", "e/z": b"old"}
-
-
-def test_several_paths_stay_if_one_cannot_be_moved(bucket):
-    bucket.fail("e/f3")
-    paths = [bucket.path(f"d/{name}") for name in NAMES]
-    with pytest.raises(AccessDenied, match="All other objects are back at their old place"):
-        bucket.fs.mv(paths, bucket.path("e/"))
-    assert contents("d").items() <= bucket.names().items()
 
 
 def test_a_folder_and_an_object_of_one_name_are_moved_together(bucket):

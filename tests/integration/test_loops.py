@@ -309,7 +309,7 @@ def test_threads_descriptors_and_tasks_do_not_accumulate(cloud):
             assert index_descriptors() <= 2 * (24 + 3) + 1
             return descriptors(), threading.active_count(), len(asyncio.all_tasks(fs._objects.engine.loop))
 
-        rounds = [one_round() for _ in range(6)]
+        rounds = [one_round() for _ in range(5)]
         print(json.dumps([rounds[2], rounds[-1]]))
         engines._close_all()
         until(lambda: threading.active_count() == 1)
@@ -335,7 +335,7 @@ def leaked_blocks(fs):
 
 def test_unreferenced_filesystems_and_files_are_collected(cloud):
     """Their blocks are closed, even during readahead, and in whichever thread they are collected."""
-    cloud.put("a", noise(12 * MiB))
+    cloud.put("a", noise(5 * MiB))
     fs = fsspec.filesystem("cgs")
 
     def use(i):
@@ -346,7 +346,7 @@ def test_unreferenced_filesystems_and_files_are_collected(cloud):
         return weakref.ref(own), weakref.ref(file), weakref.ref(file.raw)
 
     for _ in range(2):  # from the origin, then from the disk
-        seen = [ref for i in range(10) for ref in use(i)]
+        seen = [ref for i in range(4) for ref in use(i)]
         fs._objects.engine.call_soon(gc.collect)
         until(lambda seen=seen: gc.collect() is not None and not any(ref() for ref in seen))
         until(lambda: not left(fs))

@@ -160,11 +160,10 @@ def options(cloud):
 
 
 # Workers that end.
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_blocks_fetched_by_a_worker_are_on_disk_when_it_has_ended(cloud, forking, method):
+def test_blocks_fetched_by_a_worker_are_on_disk_when_it_has_ended(cloud, forking):
     cloud.put("a", noise(10 * MiB))
     fs, path = fsspec.url_to_fs(cloud.url("a"), **options(cloud))
-    run(multiprocessing.get_context(method), fetch, fs, path)
+    run(forking, fetch, fs, path)
     cloud.asked()
     assert fs.cat_file(path) == noise(10 * MiB)
     assert cloud.asked() == []

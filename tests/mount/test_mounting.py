@@ -15,6 +15,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from cachedfs.mount.mounting import check_folder, unmount
 from tests.support import HAS_FUSE, MiB, forget, noise, until
 
 pytestmark = pytest.mark.skipif(not HAS_FUSE, reason="needs FUSE: apt-get install fuse3")
@@ -69,6 +70,13 @@ def is_alive(folder):
         return error.errno != errno.ENOTCONN
 
 
+def written(pid):
+    """Return the path of the one open file without a name."""
+    links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.name != "0"]
+    (path,) = [path for path in links if "cachedfs-" in path.rpartition("/")[2] or "/#" in path]
+    return path
+
+
 def rsync(source, target):
     """Copy a folder, and return the names of the files that were sent."""
     command = ["rsync", "-a", "--update", "--out-format=%n", f"{source}/", f"{target}/"]
@@ -79,7 +87,9 @@ def rsync(source, target):
 def test_programs_read_and_write_a_mounted_folder(cloud, fs, cachedfs, folder, tmp_path):
     data = cloud.put("a/b.bin", noise(3 * MiB))
     cloud.put("a/log", b"1")
-    mount(cachedfs, "--write", cloud.url("", "gs://"), folder)
+    pid = mount(cachedfs, "--write", cloud.url("", "gs://"), folder)
+    with pytest.raises(FileExistsError, match=f"something is mounted there; cachedfs unmount {folder}"):
+        check_folder(str(folder))
     assert {file.name: file.stat().st_size for file in (folder / "a").iterdir()} == {
         "b.bin": 3 * MiB,
         "log": 1,
@@ -103,6 +113,7 @@ def test_programs_read_and_write_a_mounted_folder(cloud, fs, cachedfs, folder, t
     with (folder / "notes").open("a") as file:
         file.write("one\n")
         file.flush()
+        assert written(pid).startswith(str(cloud.cache_dir))
         subprocess.run(["true"], check=True)  # it inherits the file, and closes it
         assert not fs.exists(cloud.path("notes"))
     with (folder / "notes").open("a") as file:
@@ -145,49 +156,26 @@ def test_a_mount_in_the_background_keeps_its_options_and_its_log_to_its_user(
     cloud.put("a/b", b"1")
     log, url = tmp_path / "log", cloud.url("a", "gs://")
     log.touch(mode=0o644)
-    pid = mount(cachedfs, "-o", "project=SECRET", "--log", log, url, folder)
-    assert (folder / "b").read_bytes() == b"1"
+    options = ["-o", "project=SECRET", "--log", log, "--write", f"--temporary={tmp_path}"]
+    pid = mount(cachedfs, *options, url, folder)
+    with (folder / "b").open("r+b") as file:
+        assert file.read() == b"1"
+        file.write(b"2")
+        file.flush()
+        assert written(pid).rpartition("/")[0] == str(tmp_path)
     line = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     assert line[-4:-1] == ["mount", url, str(folder)]
     assert "SECRET" not in str(line) + log.read_text()
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
-def test_written_files_are_on_the_disk_of_the_cache_or_where_the_option_says(
-    cloud, cachedfs, folder, tmp_path
-):
-    def deleted(pid):
-        """Return the open files without a name."""
-        links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.name != "0"]
-        return [path for path in links if "cachedfs-" in path.rpartition("/")[2] or "/#" in path]
-
-    other, url = tmp_path / "other", cloud.url("", "gs://")
-    other.mkdir()
-    for options, place in (([], cloud.cache_dir), ([f"--temporary={other}"], other)):
-        pid = mount(cachedfs, "--write", *options, url, folder)
-        with (folder / "new").open("wb") as file:
-            file.write(b"1")
-            file.flush()
-            (path,) = deleted(pid)
-            assert path.startswith(str(place))
-        assert cachedfs("unmount", folder).returncode == 0
-    said = cachedfs("mount", "--write", "--temporary", tmp_path / "no", url, folder).stderr
-    assert f"{tmp_path}/no: no temporary file can be made there: No such file or directory" in said
-
-
-def test_a_mount_that_cannot_be_made_says_why(cloud, cachedfs, folder, tmp_path):
-    cloud.put("a/b", b"1")
-    assert "is a file, not a folder" in cachedfs("mount", cloud.url("a/b", "gs://"), folder).stderr
-    assert "does not exist" in cachedfs("mount", cloud.url("c", "gs://"), folder).stderr
-    assert "there is no bucket none" in cachedfs("mount", "--write", "gs://none/c", folder).stderr
-    assert (
-        "there is no such folder"
-        in cachedfs("mount", "--daemon", cloud.url("a", "gs://"), tmp_path / "no").stderr
-    )
-    assert "nothing is mounted there" in cachedfs("unmount", folder).stderr
+def test_a_folder_that_cannot_be_mounted_says_why(folder, tmp_path):
+    with pytest.raises(NotADirectoryError, match="there is no such folder; make it first"):
+        check_folder(f"{tmp_path}/no")
     (folder / "own").touch()
-    assert "is not empty" in cachedfs("mount", cloud.url("a", "gs://"), folder).stderr
-    (folder / "own").unlink()
-    mount(cachedfs, cloud.url("a", "gs://"), folder)
-    again = cachedfs("mount", "--daemon", cloud.url("a", "gs://"), folder)
-    assert f"something is mounted there; cachedfs unmount {folder}" in again.stderr
+    with pytest.raises(NotADirectoryError, match="this is a file"):
+        check_folder(f"{folder}/own")
+    with pytest.raises(OSError, match="the folder is not empty"):
+        check_folder(str(folder))
+    with pytest.raises(OSError, match="nothing is mounted there"):
+        unmount(str(folder))

@@ -57,49 +57,25 @@ def test_two_signatures_are_refused(served):
     assert served.get("/data/a?X-Amz-Signature=0", headers, signed=False).code == "InvalidRequest"
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "127.0.0.1",
-        "127.0.0.1:1",
-        "localhost",
-        "[::1]:9000",
-        "10.0.0.7",
-        "s3.example.com",
-        "data.s3.example.com",
-    ],
-)
-def test_hosts_that_are_ours(served, host):
-    path = "/a" if host.startswith("data.") else "/data/a"
-    assert served.get(path, {"Host": host}).body == b"1"
+def test_hosts_that_are_ours(served):
+    for host in ("127.0.0.1", "127.0.0.1:1", "localhost", "[::1]:9000", "10.0.0.7", "s3.example.com"):
+        assert served.get("/data/a", {"Host": host}).body == b"1"
+    assert served.get("/a", {"Host": "data.s3.example.com"}).body == b"1"
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "evil.com",
-        "evil.com:80",
-        "localhost.evil.com",
-        "127.0.0.1.evil.com",
-        "evils3.example.com",
-        "",
-        "[",
-        "a b",
-    ],
-)
-def test_a_name_that_leads_here_is_refused(served, host):
+def test_a_name_that_leads_here_is_refused(served):
     """DNS rebinding: a page of evil.com asks its own server, whose address is now that of this machine."""
-    refused = served.get("/data/a", {"Host": host, **basic(":".join(KEYS))}, signed=False)
-    assert (refused.status, refused.code) == (403, "AccessDenied")
+    names = ("evil.com", "evil.com:80", "localhost.evil.com", "127.0.0.1.evil.com", "evils3.example.com")
+    for host in (*names, "", "[", "a b"):
+        refused = served.get("/data/a", {"Host": host, **basic(":".join(KEYS))}, signed=False)
+        assert (refused.status, refused.code) == (403, "AccessDenied")
 
 
-@pytest.mark.parametrize(
-    "page", ["https://evil.com", "null", "http://localhost", "https://page.evil.com", ""]
-)
-def test_a_page_of_another_origin_is_refused(served, page):
-    refused = served.get("/data/a", {"Origin": page, **basic(":".join(KEYS))}, signed=False)
-    assert (refused.status, refused.code) == (403, "AccessDenied")
-    assert "Access-Control-Allow-Origin" not in refused.headers
+def test_a_page_of_another_origin_is_refused(served):
+    for page in ("https://evil.com", "null", "http://localhost", "https://page.evil.com", ""):
+        refused = served.get("/data/a", {"Origin": page, **basic(":".join(KEYS))}, signed=False)
+        assert (refused.status, refused.code) == (403, "AccessDenied")
+        assert "Access-Control-Allow-Origin" not in refused.headers
 
 
 def test_an_allowed_page_may_read(served):
@@ -111,9 +87,6 @@ def test_an_allowed_page_may_read(served):
     assert (allowed.status, allowed.headers["Access-Control-Allow-Methods"]) == (200, "GET, HEAD")
     assert served.ask("OPTIONS", "/data/a", signed=False).status == 403
     assert served.get("/data/a", {"Origin": served.url}).body == b"1"
-
-
-def test_no_answer_allows_other_origins_by_itself(served):
     assert "Access-Control-Allow-Origin" not in served.get("/data/a").headers
 
 

@@ -14,25 +14,42 @@ import fsspec
 import pytest
 
 import cachedfs
-from tests.support import AGE_S, MiB, forget, noise
+from tests.support import AGE_S, Cloud, MiB, noise
 
 DATA = noise(3 * MiB + 5)
 ROWS = {"n": list(range(5000)), "text": [f"row {n}" for n in range(5000)]}
 SUM = sum(ROWS["n"])
 
 
+@pytest.fixture(scope="module")
+def running(gcs_server, tmp_path_factory):
+    """One endpoint for all clients."""
+    cloud = Cloud(gcs_server, "clients", tmp_path_factory.mktemp("cache"))
+    gcs_server.make_bucket(cloud.bucket)
+    options = {"gs": {"token": "anon", "endpoint_url": gcs_server.endpoint_url}}
+    options |= {"cache_dir": str(cloud.cache_dir), "keep_free": 0}
+    with cachedfs.serve({"data": f"gs://{cloud.bucket}/top"}, max_age=AGE_S, **options) as server:
+        yield server, cloud, fsspec.filesystem("cachedfs", target_protocol="gs", **options)
+
+
 @pytest.fixture
-def server(cloud):
-    """An endpoint with the bucket `data`: a.bin, a.parquet, texts/0.txt and so on."""
+def server(running):
+    """The endpoint with the bucket `data`: a.bin, a.parquet, texts/0.txt and so on, in versions that nobody has read."""
     pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    server, cloud, fs = running
     buffer = io.BytesIO()
     pq.write_table(pa.table(ROWS), buffer, row_group_size=1000)
     cloud.put("top/a.bin", DATA)
     cloud.put("top/a.parquet", buffer.getvalue())
     for number in range(3):
         cloud.put(f"top/texts/{number}.txt", b"text %d" % number)
-    with cachedfs.serve({"data": f"gs://{cloud.bucket}/top"}, max_age=AGE_S) as server:
-        yield server
+    fs.invalidate_cache()
+    return server
+
+
+@pytest.fixture
+def cloud(running):
+    return running[1]
 
 
 @pytest.fixture
@@ -50,16 +67,19 @@ def twice(cloud):
 
 
 @pytest.fixture
-def upload(cloud, tmp_path):
-    """Copy a local folder into the bucket, as its writer would have done elsewhere."""
+def upload(cloud):
+    """Copy a local folder into the bucket for this test, as its writer would have done elsewhere."""
+    keys = []
 
     def copy(folder, prefix):
         for path in folder.rglob("*"):
             if path.is_file():
-                cloud.put(f"top/{prefix}/{path.relative_to(folder)}", path.read_bytes())
-        forget()
+                keys.append(f"top/{prefix}/{path.relative_to(folder)}")
+                cloud.put(keys[-1], path.read_bytes())
 
-    return copy
+    yield copy
+    for key in keys:
+        cloud.delete(key)
 
 
 def test_boto3(server, twice):

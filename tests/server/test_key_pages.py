@@ -64,15 +64,15 @@ class Counted(list):
         return super().__getitem__(index)
 
 
-def test_a_page_of_a_million_keys_looks_at_few():
-    keys = Counted(f"{number:07}/{part}" for number in range(500_000) for part in "ab")
-    page = page_of(keys, **{**PAGE, "after": "0400000/a"})
+def test_a_page_of_many_keys_looks_at_few():
+    keys = Counted(f"{number:07}/{part}" for number in range(50_000) for part in "ab")
+    page = page_of(keys, **{**PAGE, "after": "0040000/a"})
     assert page.is_truncated
-    assert (keys[page.rows[0]], len(page.rows)) == ("0400000/b", 1000)
+    assert (keys[page.rows[0]], len(page.rows)) == ("0040000/b", 1000)
     assert Counted.n < 4 * 1000
     Counted.n = 0
-    page = page_of(keys, **{**PAGE, "delimiter": "/", "after": "0400000/"})
-    assert (page.groups[0], page.last) == ("0400001/", "0401000/")
+    page = page_of(keys, **{**PAGE, "delimiter": "/", "after": "0040000/"})
+    assert (page.groups[0], page.last) == ("0040001/", "0041000/")
     assert Counted.n < 30 * 1000
 
 

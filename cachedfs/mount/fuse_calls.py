@@ -1,0 +1,190 @@
+"""The kernel's requests as calls of `MountOperations`, and what these return as answers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from cachedfs.mount import fuse_protocol as protocol
+from cachedfs.mount.fuse_protocol import Code, KernelRequest, NameEntry, Opened
+from cachedfs.mount.names import MAX_BYTES
+from cachedfs.mount.operations import MountOperations
+
+__all__ = ["UNANSWERED", "KernelAnswer", "call"]
+
+UNANSWERED = {Code.FORGET, Code.BATCH_FORGET}
+
+
+class KernelAnswer(NamedTuple):
+    """The content of an answer; `undo` is called if the kernel no longer wants it."""
+
+    content: bytes | memoryview = b""
+    undo: Callable[[], object] | None = None
+
+
+def call(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
+    """Do what the kernel asks for. Raises OSError with the errno that the program gets."""
+    if request.code not in _CALLS:
+        raise OSError(errno.ENOSYS, "a mount has no such call")
+    found = _CALLS[request.code](mount, request)
+    return found if isinstance(found, KernelAnswer) else KernelAnswer(found or b"")
+
+
+def _lookup(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
+    return _told(mount, mount.lookup(request.node, _name(request.body)))
+
+
+def _told(
+    mount: MountOperations, entry: NameEntry, more: bytes = b"", undo: Callable[[], object] = lambda: None
+) -> KernelAnswer:
+    """Return an inode. The kernel counts how often it is told of it, so an unwanted answer is taken back."""
+
+    def take_back() -> None:
+        mount.forget(entry.attributes.number, 1)
+        undo()
+
+    return KernelAnswer(protocol.entry_reply(entry) + more, take_back)
+
+
+def _forget(mount: MountOperations, request: KernelRequest) -> None:
+    mount.forget(request.node, *protocol.UINT64.unpack_from(request.body))
+
+
+def _forget_many(mount: MountOperations, request: KernelRequest) -> None:
+    n, _ = protocol.OPEN.unpack_from(request.body)
+    one = protocol.FORGET_ONE
+    for number, n_lookups in one.iter_unpack(request.body[8 : 8 + n * one.size]):
+        mount.forget(number, n_lookups)
+
+
+def _getattr(mount: MountOperations, request: KernelRequest) -> bytes:
+    return protocol.attributes_reply(mount.getattr(request.node))
+
+
+def _setattr(mount: MountOperations, request: KernelRequest) -> bytes:
+    valid, _, _, size, _, _, mtime, _, _, mtime_ns, *_ = protocol.SETATTR.unpack_from(request.body)
+    when = None
+    if valid & protocol.MTIME_IS_NOW:
+        when = time.time_ns()
+    elif valid & protocol.HAS_MTIME:
+        when = mtime * 1_000_000_000 + mtime_ns
+    new_size = size if valid & protocol.HAS_SIZE else None
+    return protocol.attributes_reply(mount.setattr(request.node, size=new_size, mtime_ns=when))
+
+
+def _open(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
+    flags, _ = protocol.OPEN.unpack_from(request.body)
+    opened = mount.open(request.node, flags, request.thread)
+    return KernelAnswer(protocol.opened_reply(opened), lambda: mount.release(opened.handle))
+
+
+def _create(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
+    flags, *_ = protocol.CREATE.unpack_from(request.body)
+    name = _name(request.body[protocol.CREATE.size :])
+    entry, opened = mount.create(request.node, name, flags, request.thread)
+    return _told(mount, entry, protocol.opened_reply(opened), lambda: mount.release(opened.handle))
+
+
+def _read(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
+    handle, offset, size, *_ = protocol.READ.unpack_from(request.body)
+    return KernelAnswer(mount.read(handle, size, offset))
+
+
+def _write(mount: MountOperations, request: KernelRequest) -> bytes:
+    handle, offset, size, *_ = protocol.READ.unpack_from(request.body)
+    data = request.body[protocol.READ.size :][:size]
+    return protocol.written_reply(mount.write(handle, data, offset))
+
+
+def _flush(mount: MountOperations, request: KernelRequest) -> None:
+    mount.flush(*protocol.UINT64.unpack_from(request.body), request.thread)
+
+
+def _fsync(mount: MountOperations, request: KernelRequest) -> None:
+    mount.fsync(*protocol.UINT64.unpack_from(request.body))
+
+
+def _release(mount: MountOperations, request: KernelRequest) -> None:
+    mount.release(*protocol.UINT64.unpack_from(request.body))
+
+
+def _opendir(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
+    handle = mount.opendir(request.node)
+    return KernelAnswer(protocol.opened_reply(Opened(handle)), lambda: mount.releasedir(handle))
+
+
+def _readdir(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
+    handle, start, size, *_ = protocol.READ.unpack_from(request.body)
+    is_plus = request.code == Code.READDIRPLUS
+    pack = protocol.dir_entry_plus if is_plus else protocol.dir_entry
+    found: list[bytes] = []
+    told: list[int] = []  # the kernel counts each inode that it is told
+
+    def take_back() -> None:
+        for number in told:
+            mount.forget(number, 1)
+
+    for position, entry in enumerate(mount.readdir(handle, start, is_plus=is_plus), start + 1):
+        packed = pack(entry, position)
+        size -= len(packed)
+        if entry.entry is not None:
+            told.append(entry.entry.attributes.number)
+        if size < 0:
+            if entry.entry is not None:
+                mount.forget(told.pop(), 1)
+            break
+        found.append(packed)
+    return KernelAnswer(b"".join(found), take_back)
+
+
+def _releasedir(mount: MountOperations, request: KernelRequest) -> None:
+    mount.releasedir(*protocol.UINT64.unpack_from(request.body))
+
+
+def _mkdir(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
+    return _told(mount, mount.mkdir(request.node, _name(request.body[protocol.MKDIR.size :])))
+
+
+def _unlink(mount: MountOperations, request: KernelRequest) -> None:
+    mount.unlink(request.node, _name(request.body))
+
+
+def _rmdir(mount: MountOperations, request: KernelRequest) -> None:
+    mount.rmdir(request.node, _name(request.body))
+
+
+def _rename(mount: MountOperations, request: KernelRequest) -> None:
+    if request.code == Code.RENAME2:
+        new_parent, flags, _ = protocol.RENAME2.unpack_from(request.body)
+        names = request.body[protocol.RENAME2.size :]
+    else:
+        (new_parent,), flags = protocol.UINT64.unpack_from(request.body), 0
+        names = request.body[protocol.UINT64.size :]
+    old, new = map(os.fsdecode, protocol.names_of(names))
+    mount.rename(request.node, old, new_parent, new, flags)
+
+
+def _statfs(mount: MountOperations, request: KernelRequest) -> bytes:
+    return protocol.space_reply(mount.statfs(), MAX_BYTES)
+
+
+def _refuse(mount: MountOperations, request: KernelRequest) -> None:
+    raise OSError(errno.EPERM, "objects have no links, devices or pipes")
+
+
+def _name(body: memoryview) -> str:
+    return os.fsdecode(protocol.names_of(body)[0])
+
+
+_CALLS: dict[int, Callable[[MountOperations, KernelRequest], KernelAnswer | bytes | None]] = {
+    Code.LOOKUP: _lookup, Code.FORGET: _forget, Code.BATCH_FORGET: _forget_many,
+    Code.GETATTR: _getattr, Code.SETATTR: _setattr,
+    Code.OPEN: _open, Code.CREATE: _create, Code.READ: _read, Code.WRITE: _write,
+    Code.FLUSH: _flush, Code.FSYNC: _fsync, Code.RELEASE: _release,
+    Code.OPENDIR: _opendir, Code.READDIR: _readdir, Code.READDIRPLUS: _readdir, Code.RELEASEDIR: _releasedir,
+    Code.MKDIR: _mkdir, Code.UNLINK: _unlink, Code.RMDIR: _rmdir, Code.RENAME: _rename, Code.RENAME2: _rename,
+    Code.STATFS: _statfs, Code.SYMLINK: _refuse, Code.LINK: _refuse, Code.MKNOD: _refuse,
+}  # fmt: skip
