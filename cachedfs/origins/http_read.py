@@ -110,13 +110,13 @@ class HTTPRead(ResumableRead):
         """
         known = self.pinned
         while True:
-            self._close()
+            self._response.close()
             answer, self._response = await self.connection.answer(self.path, request)
             if answer is None or known is None:
                 return answer, self._response
             if self._is_same(known, answer.info):
                 return answer._replace(info=_of_version(known, answer.info)), self._response
-            self._close()  # a lookup needs the slot
+            self._response.close()  # a lookup needs the slot
             await self._check_evidence(known, answer.info)
 
     def _is_same(self, known: ObjectInfo, now: ObjectInfo) -> bool:
@@ -138,7 +138,7 @@ class HTTPRead(ResumableRead):
 
     async def _current(self) -> ObjectInfo:
         """Return the object from a lookup; raise ObjectChanged if it is not the pinned version."""
-        self._close()
+        self._response.close()
         known = self.pinned
         while True:
             now = await self.connection.head_by_get(self.path, pinned=known)

@@ -27,7 +27,7 @@ AWKWARD = [
 async def read(origin, path, want=None, pinned=None):
     """Return bytes, info, start and stop of a read."""
     async with origin.read(path, want, pinned) as reply:
-        pieces = [piece async for piece in reply]
+        pieces = [piece async for piece in reply.body]
     assert all(isinstance(piece, bytes) and piece for piece in pieces)
     return b"".join(pieces), reply.info, reply.start, reply.stop
 
@@ -201,7 +201,7 @@ class OriginContract:
         path = f"{world.root}/big"
         for _ in range(5 * CONCURRENCY):
             async with origin.read(path, None, None) as reply:
-                async for _ in reply:
+                async for _ in reply.body:
                     break
         for _ in range(2 * CONCURRENCY):
             async with origin.read(path, None, None):

@@ -205,7 +205,7 @@ async def test_a_local_file_that_changes_while_it_is_read_is_object_changed(tmp_
     async with make_origin(world.store).read(f"{world.root}/x", None, None) as reply:
         (tmp_path / "root" / "x").write_bytes(DATA[::-1] + b"x")
         with pytest.raises(ObjectChanged, match="it was time"):
-            async for _ in reply:
+            async for _ in reply.body:
                 pass
 
 

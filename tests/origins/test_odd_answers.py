@@ -239,7 +239,7 @@ def reading(want, *, is_pinned=False):
     async def act(world, path):
         pinned = world.info if is_pinned else None
         async with world.origin.read(path, want, pinned) as reply:
-            data = b"".join([piece async for piece in reply])
+            data = b"".join([piece async for piece in reply.body])
         assert len(data) == reply.stop - reply.start
         assert data == DATA[reply.start : reply.stop]
 

@@ -73,7 +73,7 @@ class GCSMediaRead(ResumableRead):
 
     async def _open_nothing(self) -> None:
         """After a 416, read nothing if the object ends before the range."""
-        self._close()  # a lookup needs the slot
+        self._response.close()  # a lookup needs the slot
         pinned = self.pinned
         info = pinned if pinned and pinned.fingerprint and pinned.size is not None else await self._current()
         if reaches(self.want, info.size or 0):  # the object grew meanwhile
@@ -82,7 +82,7 @@ class GCSMediaRead(ResumableRead):
 
     async def _open_unversioned(self) -> None:
         """Look up the generation, then read that one: a proxy removed it from the headers."""
-        self._close()
+        self._response.close()
         self.pinned = await self._current()
         await self._open()
 
