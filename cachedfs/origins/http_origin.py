@@ -15,8 +15,7 @@ from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.origins.base import Reply, describe, opened
 from cachedfs.origins.fsspec_origin import FsspecOrigin
 from cachedfs.origins.http_answers import failure
-from cachedfs.origins.http_connection import HTTPConnection, VersionEvidence
-from cachedfs.origins.http_read import HTTPRead
+from cachedfs.origins.http_read import HTTPConnection, HTTPRead, VersionEvidence
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.origin_errors import mapped
 

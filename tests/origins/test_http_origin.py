@@ -412,7 +412,7 @@ async def test_an_object_replaced_within_its_time_is_changed_until_the_old_versi
 
 
 async def test_marks_of_unreliable_etags_are_bounded(origin, world, monkeypatch):
-    monkeypatch.setattr("cachedfs.origins.http_connection._MOST_MARKED", 1)
+    monkeypatch.setattr("cachedfs.origins.http_read._MOST_MARKED", 1)
     x, y = (ObjectInfo(world.put(name, DATA)) for name in "xy")
     with pytest.warns(UserWarning, match=UNRELIABLE):
         origin._evidence.mark_etag_unreliable(x)
