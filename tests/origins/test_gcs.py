@@ -622,6 +622,11 @@ async def test_an_html_page_is_never_taken_for_an_object(origin, server, path, w
             await read(origin, path, want, pinned)
 
 
+async def test_a_range_that_was_refused_although_the_object_has_it_is_requested_again(origin, server, path):
+    server.fail(Fault(kind="media", status=416))
+    assert (await read(origin, path, Range(3, 9)))[0] == DATA[3:9]
+
+
 async def test_an_answer_that_states_two_sizes_is_never_used(origin, server, path):
     server.fail(Fault(kind="media", total=len(DATA) - 1))
     _, info, _, stop = await read(origin, path, Range(10, 20))
@@ -815,9 +820,9 @@ async def test_a_body_with_another_encoding_than_its_object_is_never_used(proxy,
 async def test_a_body_of_no_stated_length_is_used_only_if_it_ends_where_it_has_to(proxy):
     service, origin = proxy
 
-    def chunked(data, **more):
+    def chunked(data, status=206, **more):
         headers = {**SEVEN, "Content-Range": f"bytes 3-8/{len(DATA)}", **more}
-        answer = aiohttp.web.Response(status=206, headers=headers, body=data)
+        answer = aiohttp.web.Response(status=status, headers=headers, body=data)
         answer.enable_chunked_encoding()
         return answer
 
@@ -830,6 +835,10 @@ async def test_a_body_of_no_stated_length_is_used_only_if_it_ends_where_it_has_t
     ]
     service.answer = lambda asked: answers.pop(0)
     assert (await read(origin, "b/k", Range(3, 9)))[0] == DATA[3:9]
+    whole = {"status": 200, "x-goog-hash": f"md5={base64.b64encode(hashlib.md5(DATA).digest()).decode()}"}
+    whole["x-goog-stored-content-length"] = str(len(DATA))
+    answers += [chunked(DATA[:-1], **whole), chunked(DATA, **whole)]
+    assert (await read(origin, "b/k"))[0] == DATA
     assert answers == []
 
 

@@ -100,8 +100,9 @@ def test_an_upload_that_another_host_answers_is_an_error(cloud, fs, tmp_path, ac
     with GCSServer(profile="off") as other:
         other.make_bucket(cloud.bucket)
         address = f"{other.endpoint_url}/upload/storage/v1/b/{cloud.bucket}/o?uploadType=media&name=k"
-        for status in (302, 307):
-            cloud.server.fail(Fault(kind="upload", status=status, redirect=address, times=None))
+        own = f"{cloud.server.endpoint_url}/storage/v1/b/{cloud.bucket}"
+        for status, to in ((302, address), (307, address), (302, own)):  # asked with GET, the last one
+            cloud.server.fail(Fault(kind="upload", status=status, redirect=to, times=None))
             with pytest.raises(OriginUnavailable, match=f"gs://{cloud.path('k')}.*redirected"):
                 act(fs, cloud.path("k"), tmp_path)
             cloud.server.heal()

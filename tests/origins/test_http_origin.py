@@ -9,7 +9,7 @@ from email.utils import formatdate
 import aiohttp
 import pytest
 
-from cachedfs.common.types import Range, Suffix
+from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import (
     AccessDenied,
     CachedFSError,
@@ -388,6 +388,16 @@ async def test_an_object_replaced_within_its_time_is_changed_until_the_old_versi
     etag = '"a"'  # so both servers have the same object
     with pytest.warns(UserWarning, match=UNRELIABLE):
         assert (await origin.lookup(path)).fingerprint is None
+
+
+async def test_marks_of_unreliable_etags_are_bounded(origin, world, monkeypatch):
+    monkeypatch.setattr("cachedfs.origins.http_read._MOST_MARKED", 1)
+    x, y = (ObjectInfo(world.put(name, DATA)) for name in "xy")
+    with pytest.warns(UserWarning, match=UNRELIABLE):
+        origin._evidence.mark_etag_unreliable(x)
+    origin._evidence.mark_etag_unreliable(y)
+    assert (await origin.lookup(x.path)).fingerprint
+    assert (await origin.lookup(y.path)).fingerprint is None
 
 
 async def test_without_evidence_there_is_one_warning_and_the_size_is_compared(origin, world):
