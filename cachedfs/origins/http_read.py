@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
-from cachedfs.errors import ObjectChanged, RequestRejected
+from cachedfs.errors import RequestRejected
 from cachedfs.origins.base import clipped, range_header
 from cachedfs.origins.fsspec_origin import jsonable
 from cachedfs.origins.http_answers import HTTPAnswer, answer_of, compared
@@ -300,11 +300,6 @@ class HTTPRead(ResumableRead):
             if self._is_same(known, now):
                 return _of_version(known, now)
             await self._check_evidence(known, now)
-
-    def _changed(self, how: str) -> ObjectChanged:
-        return ObjectChanged(
-            f"{self.url}: the object was replaced while it was read ({self.doing}: {how}); open it again"
-        )
 
 
 def _of_version(known: ObjectInfo, now: ObjectInfo) -> ObjectInfo:

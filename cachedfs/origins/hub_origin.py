@@ -23,7 +23,6 @@ from cachedfs.errors import (
     CachedFSError,
     IsAFolder,
     NoSuchBucket,
-    ObjectChanged,
     ObjectNotFound,
     RequestRejected,
 )
@@ -251,8 +250,5 @@ def failure(request: HTTPRequest, status: int, headers: Mapping[str, str], body:
         return failed
     if status == 404 and reason not in _ERRORS:
         return foreign(f"the answer {said} does not look like one of the Hub")
-    if status == 404 and request.is_pinned:
-        how = f"the file was removed while it was read ({request.purpose})"
-        return ObjectChanged(f"{request.subject}: {how}; open it again")
     # The Hub also answers 401 for a repository that does not exist: whether it does is not known then.
     return refusal(request, status, said, _ERRORS, reason if status == 404 else "")

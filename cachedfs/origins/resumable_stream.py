@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachedfs.common.checksums import HASHERS, StatedChecksum, stated_of
 from cachedfs.common.types import ObjectInfo, Range, Suffix
-from cachedfs.errors import ChecksumMismatch
+from cachedfs.errors import ChecksumMismatch, ObjectChanged
 from cachedfs.origins.base import clipped, describe, number
 from cachedfs.origins.origin_errors import raise_mapped
 from cachedfs.origins.request_slots import OpenRequest
@@ -165,6 +165,12 @@ class ResumableRead(ABC):
         await look
         self._look = None
         return True
+
+    def _changed(self, how: str) -> ObjectChanged:
+        """Return the error for an answer of another version."""
+        return ObjectChanged(
+            f"{self.url}: the object was replaced while it was read ({self.doing}: {how}); open it again"
+        )
 
     async def _retry(self, failed: RetryableError, began: float) -> None:
         """End a failed attempt, and wait before the next one."""
