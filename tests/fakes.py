@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import itertools
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,18 +10,7 @@ from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.core import engine
 from cachedfs.errors import CachedFSError, ObjectChanged, ObjectNotFound
 from cachedfs.filesystem import CachedFileSystem
-
-
-@dataclasses.dataclass
-class FakeReply:
-    info: ObjectInfo
-    start: int
-    stop: int
-    pieces: AsyncIterator[bytes]
-    is_checked_at_end: bool = False
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self.pieces
+from cachedfs.origins.base import Reply
 
 
 class FakeOrigin:
@@ -98,7 +86,7 @@ class FakeOrigin:
         self.open_bodies += 1
         self.most_bodies = max(self.most_bodies, self.open_bodies)
         try:
-            yield FakeReply(info, start, stop, self._body(number, data[start:stop]))
+            yield Reply(info, start, stop, self._body(number, data[start:stop]))
         finally:
             self.open_bodies -= 1
 

@@ -312,7 +312,7 @@ class Downloads:
         engine = self.objects.engine
         unstored: list[FetchedBlock] = []  # complete blocks not yet passed to the store queue
         try:
-            async for data in reply:
+            async for data in reply.body:
                 unstored += self._feed(download, data)
                 engine.bytes_fetched += len(data)
                 # With is_checked_at_end, blocks are kept back until the checksum of the whole body is verified.

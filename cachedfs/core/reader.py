@@ -416,7 +416,7 @@ class Reader:
                 raise ObjectChanged(
                     f"{self.objects.url(info.path)}: its size changed while it was read; read it again"
                 )
-            data = b"".join([piece async for piece in reply])
+            data = b"".join([piece async for piece in reply.body])
         self.objects.engine.bytes_fetched += len(data)
         return data if want is not None else data[start:stop]
 

@@ -5,11 +5,12 @@ Only the HTTP headers here have inclusive ends. Everywhere else the end of a ran
 
 from __future__ import annotations
 
+import dataclasses
 import email.utils
 import functools
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, runtime_checkable
@@ -104,25 +105,42 @@ has_stale_answer = ContextVar("has_stale_answer", default=False)
 """Whether the caller of a request can serve a stale answer while the origin is unreachable, and so waits less long."""
 
 
-class Reply(Protocol):
+@dataclasses.dataclass(eq=False)
+class Reply:
     """A read whose headers have arrived and whose body is still coming.
 
-    `info` is the version being read, with its full size. `start` is the offset of the first byte, `stop` the offset
-    after the last byte that the origin announced. Iteration yields non-empty bytes in order, from `start` to `stop`
-    exactly, or raises. The origin resumes a body that breaks off, and raises `ObjectChanged` if the version changes.
-    Bytes that were yielded are final: an origin without conditional reads holds bytes back until it has confirmed them.
-    With `is_checked_at_end`, iteration raises ChecksumMismatch in place of the last bytes if the body, a whole object,
-    has another checksum than the origin states.
+    The body has non-empty bytes in order, from `start` to `stop` exactly, or raises. The origin resumes a body that
+    breaks off, and raises `ObjectChanged` if the version changes. Bytes that came are final: an origin without
+    conditional reads holds bytes back until it has confirmed them.
     """
+
+    info: ObjectInfo  # the version being read, with its full size
+    start: int  # offset of the first byte
+    stop: int  # offset after the last byte that the origin announced
+    body: AsyncIterator[bytes]
+    # The body raises ChecksumMismatch in place of its last bytes if it, a whole object, has another checksum than stated.
+    is_checked_at_end: bool = False
+
+
+class Reading(Protocol):
+    """A read before it is sent."""
 
     info: ObjectInfo
     start: int
     stop: int
+    is_checked_at_end: bool
 
-    @property
-    def is_checked_at_end(self) -> bool: ...
+    def run(self) -> AsyncGenerator[bytes, None]:
+        """Yield b"" when the headers have arrived, and all but the body is known; then the bytes of the body."""
+        ...
 
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+@asynccontextmanager
+async def opened(read: Reading) -> AsyncIterator[Reply]:
+    """Send a read. Entering returns when its headers have arrived; leaving closes its body."""
+    async with aclosing(read.run()) as body:
+        await anext(body)
+        yield Reply(read.info, read.start, read.stop, body, read.is_checked_at_end)
 
 
 class Origin(Protocol):

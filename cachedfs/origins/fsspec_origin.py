@@ -12,7 +12,7 @@ import dataclasses
 import time
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +20,7 @@ from cachedfs.common.logging import public_text, public_url
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.common.urls import SLASH_NAMES, stored_path, without_slash
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged
-from cachedfs.origins.base import Reply, SimpleOrigin, clipped, describe, range_header, subject_of
+from cachedfs.origins.base import Reply, SimpleOrigin, clipped, describe, opened, range_header, subject_of
 from cachedfs.origins.evidence import evidence_of, fingerprint, is_same_evidence
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, invoke, make_filesystem
 from cachedfs.origins.origin_errors import mapped
@@ -91,16 +91,7 @@ class FsspecOrigin(SimpleOrigin):
         self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
     ) -> AbstractAsyncContextManager[Reply]:
         """Request bytes; entering returns when the first piece has arrived and its version is confirmed."""
-        return self._reading(path, want, pinned)
-
-    @asynccontextmanager
-    async def _reading(
-        self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
-    ) -> AsyncIterator[Reply]:
-        reply = _Read(self, self.object_path(await self.filesystem(), path), want, pinned)
-        async with aclosing(reply.run()) as reply.pieces:
-            await anext(reply.pieces)
-            yield reply
+        return opened(_Read(self, path, want, pinned))
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
@@ -206,13 +197,10 @@ class _Read:
     start: int = 0
     stop: int = 0
     is_checked_at_end: bool = False
-    pieces: AsyncIterator[bytes] = dataclasses.field(init=False)
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self.pieces
 
     async def run(self) -> AsyncGenerator[bytes, None]:
         """Yield b"" when the first piece is confirmed, then the bytes."""
+        self.path = self.origin.object_path(await self.origin.filesystem(), self.path)
         try:
             piece = await self._begin()
         except ObjectChanged:

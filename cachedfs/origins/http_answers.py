@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from cachedfs.common.logging import without_secrets
 from cachedfs.common.types import ObjectInfo, Range
-from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, ObjectNotFound, RequestRejected
+from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound, RequestRejected
 from cachedfs.origins.base import content_range, http_date, number
 from cachedfs.origins.evidence import fingerprint, is_recent, is_same_evidence
 from cachedfs.origins.http_request import HTTPRequest
@@ -139,7 +139,4 @@ def failure(request: HTTPRequest, status: int, headers: Mapping[str, str], body:
     said = f"{status}: {text}" if text else str(status)
     if (failed := retryable(status, (), said, headers)) is not None:
         return failed
-    if status in (404, 410) and request.is_pinned:
-        how = f"the object was removed while it was read ({request.purpose})"
-        return ObjectChanged(f"{request.subject}: {how}; open it again")
     return refusal(request, status, said, _ERRORS)

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ObjectInfo, Range, Suffix
-from cachedfs.origins.base import Reply, describe
+from cachedfs.origins.base import Reply, describe, opened
 from cachedfs.origins.fsspec_origin import FsspecOrigin
 from cachedfs.origins.http_answers import failure
-from cachedfs.origins.http_connection import HTTPConnection, VersionEvidence
-from cachedfs.origins.http_read import HTTPRead
+from cachedfs.origins.http_read import HTTPConnection, HTTPRead, VersionEvidence
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.origin_errors import mapped
 
@@ -98,7 +97,7 @@ class HTTPOrigin(FsspecOrigin):
         url = self.url(path)
         with mapped(url, describe(want)):
             connection = await self._connection.get()
-        async with HTTPRead(url, path, want, pinned, self._policy, connection=connection) as reply:
+        async with opened(HTTPRead(url, path, want, pinned, self._policy, connection=connection)) as reply:
             yield reply
 
 

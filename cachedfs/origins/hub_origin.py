@@ -23,16 +23,15 @@ from cachedfs.errors import (
     CachedFSError,
     IsAFolder,
     NoSuchBucket,
-    ObjectChanged,
     ObjectNotFound,
     RequestRejected,
 )
-from cachedfs.origins.base import Reply, range_header
+from cachedfs.origins.base import Reply
 from cachedfs.origins.evidence import fingerprint
 from cachedfs.origins.fsspec_origin import FsspecOrigin, jsonable
 from cachedfs.origins.http_answers import HTTPAnswer, answer_of
-from cachedfs.origins.http_connection import GOOD, HTTPConnection
 from cachedfs.origins.http_origin import HTTPOrigin
+from cachedfs.origins.http_read import HTTPConnection
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.origin_errors import Errors, mapped, refusal, retryable
@@ -88,31 +87,24 @@ class HubPath(NamedTuple):
 class HubConnection(HTTPConnection):
     """Requests for the files of repositories, with the endpoint and the token of the HfFileSystem `inner`."""
 
-    def request(
-        self, path: str, want: Range | Suffix | None, *, doing: str = "", pinned: ObjectInfo | None = None
-    ) -> HTTPRequest:
-        """Return the request for bytes: at the commit of the pinned version, where there is one."""
-        from huggingface_hub import hf_hub_url
+    def options(self) -> Mapping[str, Any]:
+        """Return the headers with the token."""
         from huggingface_hub.utils import build_hf_headers
+
+        return {"headers": build_hf_headers(token=self.inner.token)}
+
+    def address(self, path: str, pinned: ObjectInfo | None) -> str:
+        """Return the URL of a file: at the commit of the pinned version, where there is one."""
+        from huggingface_hub import hf_hub_url
 
         at = HubPath.of(path)
         if not at.name:
             raise IsAFolder(f"{self.url_of(path)}: this is a repository; list it, or read a file in it")
-        headers = {**build_hf_headers(token=self.inner.token), "Accept-Encoding": "identity"}
-        if want is not None:
-            headers["Range"] = range_header(want) or ""
         revision = at.revision if pinned is None else pinned.details.get("commit", at.revision)
-        return HTTPRequest(
-            url=hf_hub_url(
+        return str(
+            hf_hub_url(
                 at.repository, at.name, repo_type=at.kind, revision=revision, endpoint=self.inner.endpoint
-            ),
-            subject=self.url_of(path),
-            doing=doing,
-            want=want,
-            headers=headers,
-            is_pinned=pinned is not None,
-            good=GOOD,
-            trusts_redirects=True,  # to the servers with the bytes, whose addresses are signed
+            )
         )
 
     def described(self, path: str, body: HTTPResponse, now_s: float) -> HTTPAnswer:
@@ -258,8 +250,5 @@ def failure(request: HTTPRequest, status: int, headers: Mapping[str, str], body:
         return failed
     if status == 404 and reason not in _ERRORS:
         return foreign(f"the answer {said} does not look like one of the Hub")
-    if status == 404 and request.is_pinned:
-        how = f"the file was removed while it was read ({request.purpose})"
-        return ObjectChanged(f"{request.subject}: {how}; open it again")
     # The Hub also answers 401 for a repository that does not exist: whether it does is not known then.
     return refusal(request, status, said, _ERRORS, reason if status == 404 else "")

@@ -163,8 +163,6 @@ async def invoke(inner: Any, method: str, *args: Any, **options: Any) -> Any:
 
     It is awaited on this loop where possible, else it runs in a thread.
     """
-    if method.startswith("_"):
-        raise ValueError(f"{method!r} is not one of fsspec's public methods")
     if _is_native(inner, method):
         return await getattr(inner, "_" + method)(*args, **options)
     return await asyncio.to_thread(getattr(inner, method), *args, **options)

@@ -6,7 +6,6 @@ One request reads bytes and metadata of one version. With `If-Match`, a replaced
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import os
 import re
@@ -201,13 +200,18 @@ class ObstoreOrigin(SimpleOrigin):
         is_ahead = await self._slots.acquire()
         with OpenRequest("get_async", url, range_header(want) or "", self._slots, is_ahead) as request:
             with mapped(url, doing, is_read=True):
-                reply = await self._begin(path, want, pinned)
+                info, span, answer = await self._begin(path, want, pinned)
             request.answered("ok")
-            async with contextlib.aclosing(self._body(reply, request, doing)) as reply.body:
-                yield reply
+            async with contextlib.aclosing(self._body(info, span, answer, request, doing)) as body:
+                yield Reply(info, span.start, span.stop, body)
 
-    async def _begin(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> _Reply:
-        """Send the request; raise ObjectChanged if the answer is of another version than `pinned`."""
+    async def _begin(
+        self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
+    ) -> tuple[ObjectInfo, Range, Any]:
+        """Send the request; return the version, the range, and obstore's answer, if it has a body.
+
+        Raises ObjectChanged if the answer is of another version than `pinned`.
+        """
         options: dict[str, Any] = {}
         if isinstance(want, Range):
             options["range"] = (want.start, want.stop)
@@ -234,11 +238,12 @@ class ObstoreOrigin(SimpleOrigin):
             return await self._without_body(path, want, pinned)
         info = self._described(answer.meta, now_s)
         self._must_be(pinned, info, want)
-        start, stop = answer.range
-        return _Reply(info, start, stop, answer)
+        return info, Range(*answer.range), answer
 
-    async def _without_body(self, path: str, want: Range | Suffix, pinned: ObjectInfo | None) -> _Reply:
-        """Return an empty reply, after a lookup; or read a suffix as a range."""
+    async def _without_body(
+        self, path: str, want: Range | Suffix, pinned: ObjectInfo | None
+    ) -> tuple[ObjectInfo, Range, Any]:
+        """Return an empty range, after a lookup; or read a suffix as a range."""
         try:
             info = await self._head(path)
         except FileNotFoundError as error:
@@ -249,30 +254,32 @@ class ObstoreOrigin(SimpleOrigin):
         assert info.size is not None
         span = clipped(want, info.size)
         if not span.size:
-            return _Reply(info, span.start, span.stop)
+            return info, span, None
         if isinstance(want, Suffix):
             return await self._begin(path, span, info)
         raise OriginUnavailable(f"{self.url(path)}: the origin rejected the range ({describe(want)})")
 
-    async def _body(self, reply: _Reply, request: OpenRequest, doing: str) -> AsyncGenerator[bytes, None]:
-        path, position = reply.info.path, reply.start
-        if reply.answer is None:
+    async def _body(
+        self, info: ObjectInfo, span: Range, answer: Any, request: OpenRequest, doing: str
+    ) -> AsyncGenerator[bytes, None]:
+        path, position = info.path, span.start
+        if answer is None:
             return
         with mapped(self.url(path), doing, is_read=True):
-            async for piece in reply.answer.stream(min_chunk_size=_PIECE):
+            async for piece in answer.stream(min_chunk_size=_PIECE):
                 if not (data := bytes(piece)):
                     continue
                 position += len(data)
                 request.size += len(data)
-                if position > reply.stop:
+                if position > span.stop:
                     break
                 if self._is_local:
                     try:
-                        self._must_be(reply.info, await self._head(path), None)
+                        self._must_be(info, await self._head(path), None)
                     except FileNotFoundError as error:
                         raise self._changed(path, None, "it is gone") from error
                 yield data
-            if position != reply.stop:
+            if position != span.stop:
                 raise OriginUnavailable(
                     f"{self.url(path)}: the body has another length than announced ({doing}); read it again"
                 )
@@ -326,23 +333,6 @@ class ObstoreOrigin(SimpleOrigin):
 
     async def aclose(self) -> None:
         """Do nothing: the store belongs to the caller."""
-
-
-@dataclasses.dataclass
-class _Reply:
-    """The answer to a read; `body` yields the bytes."""
-
-    info: ObjectInfo
-    start: int
-    stop: int
-    answer: Any = None
-    body: AsyncIterator[bytes] | None = None
-
-    is_checked_at_end = False
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        assert self.body is not None
-        return self.body
 
 
 def _strong_etag(details: Mapping[str, Any]) -> str | None:

@@ -15,6 +15,7 @@ from cachedfs.errors import (
     AccessDenied,
     CachedFSError,
     IsAFolder,
+    ObjectChanged,
     ObjectExists,
     ObjectNotFound,
     OriginUnavailable,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _RATE_REASONS = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
 _TOO_MANY = "Too many requests: lower concurrency=, or wait a minute; others may use the same quota"
-_DEEPEST = 32  # levels in the JSON of an answer; Google's have up to six
 _LONGEST_TEXT = 2048  # characters of a library's message, which may quote a whole answer
 OTHER_TIME = "short-lived token"  # in Google's refusal of a service account whose machine has another time
 WRONG_CLOCK = "the clock of this machine is wrong: set it (on Linux: `timedatectl set-ntp true`)"
@@ -43,8 +43,10 @@ Errors = Mapping[int | str | None, tuple[type[CachedFSError], str]]
 
 
 def refusal(request: HTTPRequest, status: int, said: str, errors: Errors, reason: str = "") -> CachedFSError:
-    """Return the error that a reason means, or else a status."""
+    """Return the error that a reason means, or else a status. What is missing was there when its version was looked up."""
     kind, why = errors.get(reason) or errors.get(status) or errors[None]
+    if kind is ObjectNotFound and request.is_pinned:
+        kind, why = ObjectChanged, "the object was removed while it was read; open it again"
     return kind(f"{request.subject}: {why} ({request.purpose}: {said})")
 
 
@@ -106,13 +108,7 @@ def object_of(text: bytes) -> dict[str, Any]:
         raise RetryableError("the answer is not JSON") from error
     if not isinstance(found, dict):
         raise RetryableError("the answer is JSON, but not an object")
-    level: list[Any] = [found]
-    for _ in range(_DEEPEST):
-        values = (each.values() if type(each) is dict else each for each in level)
-        level = [value for each in values for value in each if type(value) in (dict, list)]
-        if not level:
-            return found
-    raise RetryableError("the answer is JSON that is nested too deep")
+    return found
 
 
 @contextmanager

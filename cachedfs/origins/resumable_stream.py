@@ -6,14 +6,15 @@ import asyncio
 import dataclasses
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any
 
 from cachedfs.common.checksums import HASHERS, StatedChecksum, stated_of
 from cachedfs.common.types import ObjectInfo, Range, Suffix
-from cachedfs.errors import ChecksumMismatch
+from cachedfs.errors import ChecksumMismatch, ObjectChanged
 from cachedfs.origins.base import clipped, describe, number
 from cachedfs.origins.origin_errors import raise_mapped
+from cachedfs.origins.request_slots import OpenRequest
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 WHOLE = 8 << 20  # most bytes held back until their checksum is verified: one request of the reader
 
+_NOT_SENT = OpenRequest("", "", is_closed=True)
 _MOST_HELD = 64 << 20  # most bytes held back until a body of no stated length has ended
 
 
@@ -41,6 +43,7 @@ class ResumableRead(ABC):
     """A read of one version, as `cachedfs.origins.base.Reply` describes it.
 
     A subclass sends one attempt in `_open`. It sets what the body has, and once the version, the range and the proof.
+    `opened` runs it.
     """
 
     url: str
@@ -53,11 +56,10 @@ class ResumableRead(ABC):
     start: int = 0
     stop: int = 0
     is_checked_at_end: bool = False
-    pieces: AsyncGenerator[bytes, None] = dataclasses.field(init=False)
 
     _is_open: bool = False  # the headers of an attempt were accepted
     _at: int = 0  # offset of the next byte to receive
-    _response: Any = None  # the `HTTPResponse` of the running attempt
+    _response: Any = _NOT_SENT  # the `HTTPResponse` of the running attempt
     _offset: int = 0  # offset of its next byte; before `_at` if the server ignored the range
     _body_stop: int = 0  # offset of its end
     _tries: RetryAttempts | None = None
@@ -85,34 +87,14 @@ class ResumableRead(ABC):
         """The purpose of the read, as errors name it."""
         return self._doing or describe(self.want)
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self.pieces
-
-    async def __aenter__(self) -> Self:
-        self.pieces = self._run()
-        try:
-            await anext(self.pieces)
-        except BaseException:  # a cancellation too
-            await self.cancel_look()
-            raise
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        try:
-            await self.pieces.aclose()
-        finally:
-            if self._look is not None:
-                await self.cancel_look()
-
-    async def _run(self) -> AsyncGenerator[bytes, None]:
+    async def run(self) -> AsyncGenerator[bytes, None]:
         """Yield b"" when the headers have arrived, then the bytes. Retry and resume broken attempts."""
         began, held = self.policy.clock(), self._held
         while not self._is_open or self._at < self.stop:
             try:
                 await self._open()
                 if not self._is_open:
-                    self._is_open, self.is_checked_at_end = True, bool(self._stated) and not self._holds
-                    self._hasher = HASHERS[self._stated.name]() if self._stated else None
+                    self._is_open = True
                     yield b""
                 response, stated, end = self._response, self._stated, min(self.stop, self._body_stop)
                 if self._at < end and not self._holds and "Content-Length" not in response.headers:
@@ -142,8 +124,9 @@ class ResumableRead(ABC):
             except Exception as error:  # `raise_mapped` raises one that it does not know as it is
                 raise_mapped(error, self.url, self.doing)
             finally:
-                if self._response is not None:
-                    self._response.close()
+                self._response.close()
+                if self._look is not None:
+                    await self._cancel_look(self._look)
 
     async def _hold_body(self, end: int) -> None:
         """Hold a body of unstated length until it has ended where it has to; else raise RetryableError.
@@ -183,27 +166,27 @@ class ResumableRead(ABC):
         self._look = None
         return True
 
+    def _changed(self, how: str) -> ObjectChanged:
+        """Return the error for an answer of another version."""
+        return ObjectChanged(
+            f"{self.url}: the object was replaced while it was read ({self.doing}: {how}); open it again"
+        )
+
     async def _retry(self, failed: RetryableError, began: float) -> None:
         """End a failed attempt, and wait before the next one."""
-        self._close()
-        await self.cancel_look()
+        self._response.close()  # the slot is free while it waits
+        if self._look is not None:
+            await self._cancel_look(self._look)
         if self._is_open:
             self.want, self.pinned = Range(self._at, self.stop), self.info
         await self._explain(failed)
         self._tries = self._tries or RetryAttempts(self.policy, began)
         await self._tries.pause(failed, self.url, self.doing)
 
-    def _close(self) -> None:
-        """Close the response, which releases its slot."""
-        if self._response is not None:
-            self._response.close()
-
-    async def cancel_look(self) -> None:
-        """Cancel the lookup beside the body, if there is one."""
-        if (look := self._look) is not None:
-            self._look = None
-            look.cancel()
-            await asyncio.gather(look, return_exceptions=True)  # whoever waits for bytes has had the outcome
+    async def _cancel_look(self, look: asyncio.Task[None]) -> None:
+        self._look = None
+        look.cancel()
+        await asyncio.gather(look, return_exceptions=True)  # whoever waits for bytes has had the outcome
 
     def _begin(self, info: ObjectInfo, start: int, stop: int, *, most_held: int = 0) -> None:
         """Set the version and the range.
@@ -211,8 +194,10 @@ class ResumableRead(ABC):
         With `most_held`, the bytes of a whole object must have its checksum, and so many are held until they have.
         """
         self.info, self.start, self._at, self.stop = info, start, start, stop
-        self._stated = stated_of(info.details) if most_held and stop - start == info.size else None
-        self._holds = self._stated is not None and stop - start <= most_held
+        self._stated = stated = stated_of(info.details) if most_held and stop - start == info.size else None
+        self._holds = stated is not None and stop - start <= most_held
+        self.is_checked_at_end = stated is not None and not self._holds
+        self._hasher = HASHERS[stated.name]() if stated else None
 
     def _take_nothing(self, info: ObjectInfo) -> None:
         at = info.size or 0

@@ -207,7 +207,7 @@ class SharedCache:
         async with ask(Range(at, want.stop)) as reply:
             if (reply.start, reply.stop) != (at, want.stop):
                 raise ObjectChanged(f"{info.path}: the origin sent other bytes than requested; open it again")
-            async for data in reply:
+            async for data in reply.body:
                 yield data
 
     async def _at(self, key: str, info: ObjectInfo, position: int, *, waits: bool) -> PlacedPiece | None:

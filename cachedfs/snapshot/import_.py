@@ -213,7 +213,7 @@ class Import:
         """Store blocks as they arrive. `at` is the offset of the first byte of the reply."""
         batch: list[tuple[BlockKey, memoryview]] = []
         buffer, n_bytes = bytearray(), 0
-        async for piece in reply:
+        async for piece in reply.body:
             buffer += piece
             self._callback.relative_update(len(piece))
             while inside and at + len(buffer) >= inside[0][0] + inside[0][1].size:
@@ -259,7 +259,7 @@ class Import:
                 if info is None or info.size != manifest_.metadata_size:
                     raise DamagedFile("it is missing or incomplete")
                 async with self._folder.reading(info, Range(0, manifest_.metadata_size)) as reply:
-                    async for piece in reply:
+                    async for piece in reply.body:
                         digest.update(piece)
                         file.write(piece)
                 if name_of(digest) != manifest_.metadata:

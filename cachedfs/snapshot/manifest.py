@@ -122,7 +122,7 @@ class ExportFolder:
     async def bytes_of(self, info: ObjectInfo, span: Range) -> bytes:
         """Return the bytes `span` of one object version."""
         async with self.reading(info, span) as reply:
-            return b"".join([piece async for piece in reply])
+            return b"".join([piece async for piece in reply.body])
 
 
 async def gathered(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

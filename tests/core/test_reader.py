@@ -12,7 +12,8 @@ from cachedfs.common.types import ObjectInfo, ObjectKey, Range
 from cachedfs.core.download import ALL, Download, DownloadStopped
 from cachedfs.core.reader import UNKNOWN_IN_A_ROW
 from cachedfs.errors import CachedFSError, CacheError, ChecksumMismatch, ObjectChanged, OriginUnavailable
-from tests.fakes import FakeReply, gate
+from cachedfs.origins.base import Reply
+from tests.fakes import gate
 from tests.support import KiB, MiB, forget, noise, until
 
 
@@ -409,7 +410,7 @@ def join_a_wrong_body(origin, monkeypatch):
         raise ChecksumMismatch("gs://b/k: its checksum is wrong")
 
     monkeypatch.setattr(origin, "_body", body)
-    monkeypatch.setattr("tests.fakes.FakeReply", partial(FakeReply, is_checked_at_end=True))
+    monkeypatch.setattr("tests.fakes.Reply", partial(Reply, is_checked_at_end=True))
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=64 * KiB)
     threads, results = in_threads(1, lambda _: fs.cat_file("b/k"))
     engine = fs._objects.engine

@@ -1,7 +1,6 @@
 """The conformance suites of fsspec and zarr on cachedfs over memory and the simulated clouds.
 
-All glob edge cases run over memory here, and over plain `drive://` in tests/origins/drive; the clouds here run those of
-`FEW_GLOBS`. The number of tests in each suite is
+All glob edge cases run over memory here, and those of `FEW_GLOBS` over GCS. The number of tests in each suite is
 asserted, to notice a suite that shrank.
 """
 
@@ -140,8 +139,8 @@ class TestOverGCS(FewGlobs, OverGCS):
     pass
 
 
-class TestOverDrive(FewGlobs, OverDrive):
-    pass
+class TestOverDrive(Suites, OverDrive):
+    test_copy_glob_edge_cases = test_get_glob_edge_cases = test_put_glob_edge_cases = None
 
 
 def test_the_suites_have_as_many_tests_as_before():

@@ -31,8 +31,10 @@ def test_a_new_process_costs_no_request(cloud):
         with fsspec.open(f"cachedfs::gs://{os.environ['BUCKET']}/a.json") as f:
             print(json.load(f)["x"])
     """
-    assert cloud.python(code) == "1\n"
+    with fsspec.open(cloud.url("a.json")) as file:
+        assert json.load(file) == {"x": 1}
     assert cloud.asked() == ["media"]
+    forget()
     assert cloud.python(code) == "1\n"
     assert cloud.asked() == []
 

@@ -1,11 +1,14 @@
 """Web servers through the cache: what an unreliable server changes for `fs`."""
 
 import itertools
+import logging
+import traceback
 
 import fsspec
 import pytest
+from fsspec.core import url_to_fs
 
-from tests.support import MiB, forget, noise
+from tests.support import MiB, WebServer, forget, make_old, noise
 from tests.web_world import WebWorld
 
 
@@ -75,3 +78,46 @@ def test_a_page_of_links_does_not_say_what_is_missing(fs, world):
     assert fs.exists(unlinked)
     assert fs.cat_file(f"{folder}/linked") == b"1"
     assert fs.cached_extent(f"{folder}/linked") == [(0, 1)]
+
+
+SIGNED = noise(3000)
+SECRETS = ["PASSWORD", "SIGNATURE", "CREDENTIAL"]
+
+
+@pytest.fixture
+def secret_url(tmp_path):
+    (tmp_path / "www").mkdir()
+    (tmp_path / "www" / "k").write_bytes(SIGNED)
+    make_old(tmp_path / "www" / "k")
+    with WebServer(tmp_path / "www") as server:
+        yield (
+            f"{server.url.replace('//', '//user:PASSWORD@')}/k"
+            "?X-Goog-Credential=CREDENTIAL&Expires=5&X-Goog-Signature=SIGNATURE"
+        )
+
+
+def test_a_signed_url_with_a_password_is_nowhere_but_in_memory(secret_url, own_cache, caplog):
+    caplog.set_level(logging.DEBUG)
+    said: list[str] = []
+    for n_requests in (1, 0):  # the second process finds all of it in the cache
+        fs, path = url_to_fs(f"cachedfs::{secret_url}")
+        assert path == secret_url
+        assert fs.cat_file(path) == SIGNED
+        fs.pin(path)
+        with fs.open(path) as file:
+            said += [repr(file), repr(fs), str(fs.stats())]
+        assert fs.stats().requests == n_requests
+        said.append(fs.to_json(include_password=False))
+        with pytest.raises(FileNotFoundError) as caught:
+            fs.cat_file(path.replace("/k?", "/none?"))
+        said += traceback.format_exception(caught.value)
+        assert fs.verify(path)[0].ok
+        forget()
+    fs, path = url_to_fs(f"cachedfs::{secret_url}")
+    fs.unpin(path)
+    assert fs.evict(path) > 0
+    said += [record.getMessage() for record in caplog.records if record.name.startswith("cachedfs")]
+    files = [each for each in own_cache.rglob("*") if each.is_file()]
+    said += [f"{each.name}: {each.read_bytes().decode('latin-1')}" for each in files]
+    assert len(files) > 3
+    assert [text[:300] for text in said if any(secret in text for secret in SECRETS)] == []

@@ -100,8 +100,9 @@ def test_an_upload_that_another_host_answers_is_an_error(cloud, fs, tmp_path, ac
     with GCSServer(profile="off") as other:
         other.make_bucket(cloud.bucket)
         address = f"{other.endpoint_url}/upload/storage/v1/b/{cloud.bucket}/o?uploadType=media&name=k"
-        for status in (302, 307):
-            cloud.server.fail(Fault(kind="upload", status=status, redirect=address, times=None))
+        own = f"{cloud.server.endpoint_url}/storage/v1/b/{cloud.bucket}"
+        for status, to in ((302, address), (307, address), (302, own)):  # asked with GET, the last one
+            cloud.server.fail(Fault(kind="upload", status=status, redirect=to, times=None))
             with pytest.raises(OriginUnavailable, match=f"gs://{cloud.path('k')}.*redirected"):
                 act(fs, cloud.path("k"), tmp_path)
             cloud.server.heal()
@@ -124,6 +125,21 @@ def test_an_html_page_is_no_answer_to_a_change(cloud, fs, status):
         assert not isinstance(raised.value, FileNotFoundError)
         cloud.server.heal()
     assert fs.origin_fs.cat_file(cloud.path("a")) == OLD
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"done": False, "totalBytesRewritten": "5", "rewriteToken": "x"},  # each time the same
+        {"done": True, "totalBytesRewritten": "1000", "resource": {**RESOURCE, "name": "b", "size": "1"}},
+    ],
+)
+def test_a_copy_that_makes_no_progress_or_lacks_bytes_is_an_error(cloud, fs, answer):
+    cloud.put("a", OLD)
+    body = json.dumps({"kind": "storage#rewriteResponse", "objectSize": "1000", **answer})
+    cloud.server.fail(Fault(kind="copy", status=200, body=body, times=None))
+    with pytest.raises(OriginUnavailable, match=r"not the service's own"):
+        fs.cp_file(cloud.path("a"), cloud.path("b"))
 
 
 # A writer that fails

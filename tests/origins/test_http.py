@@ -1,4 +1,4 @@
-"""Sending a body, and waiting for the address of a host and for a token."""
+"""Sending a body, waiting for the address of a host and for a token, and bodies that trickle."""
 
 import asyncio
 import dataclasses
@@ -7,12 +7,13 @@ import traceback
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from functools import partial
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
 from google.oauth2.credentials import Credentials
+from yarl import URL
 
 from cachedfs.errors import OriginUnavailable, OriginUnreachable
 from cachedfs.origins import http
@@ -246,3 +247,42 @@ async def test_a_token_that_comes_late_is_kept_for_the_next_request():
     has_stale_answer.set(False)
     assert await source.headers() == {"authorization": "Bearer new"}
     assert len(asked) == 1
+
+
+# A body that trickles
+@pytest.fixture
+def clock(monkeypatch):
+    clock = FakeClock()
+    monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=clock))
+    return clock
+
+
+class Trickle:
+    """A response with `size` bytes every `every_s` seconds."""
+
+    status, headers, history = 200, MappingProxyType({}), ()
+
+    def __init__(self, clock, size, every_s):
+        self.url = URL("http://host")
+        self.content, self._clock, self._size, self._every_s = self, clock, size, every_s
+
+    async def readany(self):
+        self._clock.now += self._every_s
+        return bytes(self._size)
+
+
+async def test_a_body_that_trickles_is_broken_after_a_minute(clock):
+    response = http.HTTPResponse("GET", "", answer=Trickle(clock, 1, 0.5))
+    with pytest.raises(RetryableError, match="only 120 bytes of the body came in 60 s"):
+        await response.read_all()
+    assert clock.now == 160.0
+
+
+async def test_a_body_that_is_slow_or_not_read_for_a_while_is_not_broken(clock):
+    slow = http.HTTPResponse("GET", "", answer=Trickle(clock, 600, 0.5))
+    for _ in range(1000):
+        assert len(await slow.read_some()) == 600
+    paused = http.HTTPResponse("GET", "", answer=Trickle(clock, 1, 0.0))
+    for _ in range(1000):
+        assert len(await paused.read_some()) == 1
+        clock.now += 3600.0

@@ -165,7 +165,7 @@ class DriveFileSystem(CycleSafeWalk):
 
     async def _bytes(self, info: ObjectInfo, want: Range | None) -> bytes:
         async with self.origin.read(info.path, want, info) as reply:
-            return b"".join([piece async for piece in reply])
+            return b"".join([piece async for piece in reply.body])
 
     async def _get_one(self, rpath: Any, lpath: Any, callback: Any) -> None:
         info = await self.origin.lookup(self._strip_protocol(rpath))
@@ -177,7 +177,7 @@ class DriveFileSystem(CycleSafeWalk):
     async def _copy_out(self, info: ObjectInfo, file: Any, callback: Any) -> None:
         callback.set_size(info.size)
         async with self.origin.read(info.path, None, info) as reply:
-            async for piece in reply:
+            async for piece in reply.body:
                 await asyncio.to_thread(file.write, piece)
                 callback.relative_update(len(piece))
 

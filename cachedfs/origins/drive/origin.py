@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, BinaryIO
 
 from cachedfs.common.types import ANY_VERSION, AnyVersion, Changes, ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectNotFound
-from cachedfs.origins.base import Alone, number, subject_of
+from cachedfs.origins.base import Alone, Reply, number, opened, subject_of
 from cachedfs.origins.drive import api, failures
 from cachedfs.origins.drive.client import DriveAccount
 from cachedfs.origins.drive.mutations import DriveWriter
@@ -98,11 +98,15 @@ class DriveOrigin:
         """Return in how many seconds to check again whether a speculative request would delay no caller; 0: now."""
         return self.account.limits.spare_s()
 
-    def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> DriveMediaRead:
+    def read(
+        self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
+    ) -> AbstractAsyncContextManager[Reply]:
         """Request bytes: one request if `pinned` is given, and a second lookup if only that proves the version."""
         path, account = plain_path(path), self.account
-        return DriveMediaRead(
-            api.url_of(path), path, want, pinned, account.policy, account=account, tree=self.tree
+        return opened(
+            DriveMediaRead(
+                api.url_of(path), path, want, pinned, account.policy, account=account, tree=self.tree
+            )
         )
 
     async def list(

@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from cachedfs.common.checksums import StatedChecksum
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import (
     AccessDenied,
@@ -116,12 +115,11 @@ class DriveMediaRead(ResumableRead):
                 self.tree.warn_unprovable(self.path)
             assert info.size is not None
             span = clipped(self.want, info.size)
-            self._begin(info, span.start, span.stop)
             self._by = proof_of(info, span)
             if self._by == "revision" and info.id in self.account.without_revisions:
                 self._by = "second look"
-            if self._by == "checksum" and span.size:
-                self._stated, self._holds = StatedChecksum("md5", info.details["md5Checksum"]), True
+            is_compared = self._by == "checksum" and span.size > 0
+            self._begin(info, span.start, span.stop, most_held=WHOLE if is_compared else 0)
         self._is_chosen = True
 
     async def _export(self, mime: str) -> None:
@@ -148,7 +146,7 @@ class DriveMediaRead(ResumableRead):
         except (AccessDenied, ObjectChanged):
             if self._by != "revision":
                 raise
-            self._close()
+            self._response.close()
             await self._look_up()  # of another version now, or gone: that is the answer
             self.account.without_revisions.add(str(self.info.id))
             self._by = "second look"
@@ -172,7 +170,7 @@ class DriveMediaRead(ResumableRead):
     async def _send(self, request: HTTPRequest, span: Range) -> None:
         assert self._tries is not None
         assert self.info.size is not None
-        self._close()
+        self._response.close()
         request = dataclasses.replace(request, within_s=self._tries.media_s)
         self._response = body = await self._to.media.send(request)
         status = int(body.status)

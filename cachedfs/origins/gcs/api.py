@@ -57,6 +57,8 @@ _ERRORS: Errors = {
     None: (CachedFSError, "the service gave an unexpected answer"),
 }
 
+_REPLACED = (ObjectChanged, "the object was replaced while it was read; open it again")
+
 UNUSUAL = re.compile("^(?:gc?s:|/)|/$")  # paths that `object_path` may change
 
 
@@ -255,9 +257,8 @@ def failure(request: HTTPRequest, status: int, headers: Mapping[str, str], body:
         return failed
     if status == 404 and not is_absence(headers, body):
         return foreign(f"the answer {said} does not look like one of the service", is_absence=True)
-    if request.is_pinned and status in (404, 412):
-        how = f"the object was replaced or removed while it was read ({request.purpose})"
-        return ObjectChanged(f"{request.subject}: {how}; open it again")
+    if request.is_pinned and status == 412:
+        return refusal(request, status, said, {None: _REPLACED})
     if "requester pays" in text.lower():
         return refusal(request, status, said, {None: (AccessDenied, _HINT_PAYS)})
     if status in (401, 403):

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
-import warnings
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 from urllib.parse import unquote
 
-import google.auth
 from gcsfs.core import GCSFileSystem
-from google.auth.credentials import AnonymousCredentials, with_scopes_if_required
 from requests.exceptions import ProxyError
 
 from cachedfs.common.checksums import crc32c_of, has_crc32c
@@ -25,9 +21,6 @@ from cachedfs.origins.gcs import api
 from cachedfs.origins.http import other_host
 from cachedfs.origins.origin_errors import denial, error_of, size_of, text_of, well_formed
 from cachedfs.origins.retry import RetryableError, foreign
-
-_SCOPE = "https://www.googleapis.com/auth/devstorage."  # gcsfs's; its option `access` is appended
-_GCSFSS_OWN = (None, "authorized_user")  # JSON types left to gcsfs; a user's sign-in fails if it names scopes
 
 
 class ForeignResponse(ProxyError):
@@ -80,9 +73,9 @@ class _CheckedSession:
         if answer.status in (404, 410):
             if not api.is_absence(answer.headers, await answer.read()):
                 raise foreign(f"somebody answered {answer.status}, not in the words of the service")
-        elif answer.status >= 400:
-            _check_error(answer.status, await answer.read())
-        elif not _is_media(url, options):  # whose reader checks it
+        elif answer.status == 412:
+            _check_condition(await answer.read())
+        elif answer.status < 400 and not _is_media(url, options):  # whose reader checks it
             self._check_success(method, url, answer, await answer.read(), options)
 
     def _check_success(
@@ -173,20 +166,14 @@ def _check_object(body: bytes, name: str, size: int, crc: int) -> None:
         raise foreign(f"an upload was answered with the CRC32C {found.get('crc32c')} instead of {expected}")
 
 
-def _check_error(status: int, body: bytes) -> None:
-    """Check that gcsfs can read an error; raise what a 412 means, with the words of the service: gcsfs omits them.
+def _check_condition(body: bytes) -> None:
+    """Raise what a 412 means, with the words of the service: gcsfs omits them.
 
     The condition of gcsfs's own is that an object does not exist. The service also refuses so what a policy of the
     organization forbids.
     """
-    with suppress(ValueError, TypeError, LookupError):  # gcsfs takes it for a text
-        if isinstance(error := json.loads(body.decode("utf-8", "replace"))["error"], dict):
-            code, message = error.get("code", 0), error.get("message", "")
-            if not (isinstance(code, (int, str)) and isinstance(message, str)):
-                raise foreign("an error was answered without code and message")
-    if status == 412:
-        text, reasons = error_of(body)
-        raise OSError(f"Forbidden: {text}") if denial(text, reasons) else FileExistsError(f"412: {text}")
+    text, reasons = error_of(body)
+    raise OSError(f"Forbidden: {text}") if denial(text, reasons) else FileExistsError(f"412: {text}")
 
 
 def _is_media(url: str, options: Mapping[str, Any]) -> bool:
@@ -202,67 +189,3 @@ def _split_multipart(content_type: str, data: bytes) -> tuple[str, bytes]:
     end = data.index(boundary, metadata)
     start, stop = data.index(b"\n\n", end) + 2, data.rindex(boundary)
     return json.loads(data[metadata:end])["name"], data[start:stop]
-
-
-# The option `token=`
-def known_token(token: Any, access: str) -> Any:
-    """Return `token` in a form that gcsfs accepts.
-
-    Raises ValueError for a missing file and for damaged credentials.
-    """
-    if isinstance(token, AnonymousCredentials):
-        return "anon"
-    name = _file_of(token)
-    info = token if name is None else _json_of(name)
-    if isinstance(info, Mapping) and info.get("type") not in _GCSFSS_OWN:
-        return _loaded(info, shown(token), access)
-    return token if name is None else name
-
-
-def shown(token: Any) -> str:
-    """Return how an error names a token: by its file, never by its content."""
-    return f"token={os.fspath(token)!r}" if isinstance(token, (str, os.PathLike)) else "token (a dictionary)"
-
-
-def _file_of(token: Any) -> str | None:
-    """Return the file name that a token is, with `~` expanded; None for every other form."""
-    if not isinstance(token, (str, os.PathLike)):
-        return None
-    name: str = os.path.expanduser(token)
-    if os.path.exists(name):
-        return name
-    looks_like_file = ("/" in name or name.endswith(".json")) and len(name) < 1000
-    # gcsfs would take it for a raw token and send it to Google.
-    if isinstance(token, os.PathLike) or (looks_like_file and not name.startswith(("ya29.", "1//"))):
-        raise ValueError(
-            f"gs option token={os.fspath(token)!r}: there is no such file; a token is a file's name, a dictionary, credentials, "
-            "or 'anon', 'google_default', 'cloud', 'cache'"
-        )
-    return None
-
-
-def _json_of(name: str) -> Any:
-    """Return the JSON in a file, else None; a pipe can be read only once, so it is left to gcsfs."""
-    with suppress(OSError, ValueError):
-        if os.path.isfile(name):
-            with open(name, encoding="utf-8") as file:
-                return json.load(file)
-    return None
-
-
-def _loaded(info: Mapping[str, Any], what: str, access: str) -> Any:
-    """Return google-auth's credentials from JSON.
-
-    gcsfs itself reads only service account keys and user sign-ins, and takes a damaged key for a sign-in.
-    """
-    try:
-        with warnings.catch_warnings():  # it warns of untrusted JSON; this is the user's own
-            warnings.simplefilter("ignore", DeprecationWarning)
-            # Scopes follow below: here they would make it ask Google for the project of a workload identity.
-            credentials, _ = google.auth.load_credentials_from_dict(dict(info))  # type: ignore[no-untyped-call]
-        return with_scopes_if_required(credentials, [_SCOPE + access])  # type: ignore[no-untyped-call]
-    except Exception:  # damaged JSON may raise anything
-        raise ValueError(
-            f"gs option {what}: google-auth cannot read its JSON (type {info['type']!r}): it is damaged, "
-            "incomplete, or of a type that it does not know; download it again"
-        ) from None

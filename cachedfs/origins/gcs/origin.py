@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, BinaryIO
 
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import AnyVersion, ObjectInfo, Range, Suffix
 from cachedfs.errors import AccessDenied, IsAFolder, NoSuchBucket, ObjectNotFound
+from cachedfs.origins.base import Reply, opened
 from cachedfs.origins.fsspec_origin import FsspecOrigin, jsonable
 from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.auth import make_gcsfs, tokens_of
@@ -52,7 +53,7 @@ class GCSOrigin(FsspecOrigin):
         inner = await self._inner.get()
         session = await _new_session(inner)
         can_wait = 0 < getattr(session.connector, "limit", 0) < 2 * self._slots.max_requests
-        auth = tokens_of(inner.credentials, self._policy)
+        auth = tokens_of(inner.credentials, self._policy) if inner.credentials.credentials else None
 
         own_timeout = inner.requests_timeout
         if own_timeout is None and "timeout" in inner.session_kwargs:
@@ -126,22 +127,26 @@ class GCSOrigin(FsspecOrigin):
                     return infos[0]
         return None
 
-    def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> GCSMediaRead:
+    def read(
+        self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
+    ) -> AbstractAsyncContextManager[Reply]:
         """Request bytes: one request, whose headers also have version and size."""
         if api.UNUSUAL.search(path):
             path = api.object_path(path)
         if "/" not in path:
             raise IsAFolder(f"gs://{path}: this is a bucket; list it, or read an object in it")
         connected, connect = self._connection, self.connection
-        return GCSMediaRead(
-            f"gs://{path}",
-            path,
-            want,
-            pinned,
-            self._policy,
-            origin=self,
-            connected=connected,
-            connect=connect,
+        return opened(
+            GCSMediaRead(
+                f"gs://{path}",
+                path,
+                want,
+                pinned,
+                self._policy,
+                origin=self,
+                connected=connected,
+                connect=connect,
+            )
         )
 
     async def list(

@@ -6,11 +6,11 @@ import dataclasses
 import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from cachedfs.common.types import ObjectInfo, Range
-from cachedfs.errors import IsAFolder, ObjectChanged, ObjectNotFound
+from cachedfs.errors import IsAFolder, ObjectNotFound
 from cachedfs.origins.base import Origin, range_header
 from cachedfs.origins.gcs import api
 from cachedfs.origins.http_request import HTTPRequest
@@ -73,7 +73,7 @@ class GCSMediaRead(ResumableRead):
 
     async def _open_nothing(self) -> None:
         """After a 416, read nothing if the object ends before the range."""
-        self._close()  # a lookup needs the slot
+        self._response.close()  # a lookup needs the slot
         pinned = self.pinned
         info = pinned if pinned and pinned.fingerprint and pinned.size is not None else await self._current()
         if reaches(self.want, info.size or 0):  # the object grew meanwhile
@@ -82,7 +82,7 @@ class GCSMediaRead(ResumableRead):
 
     async def _open_unversioned(self) -> None:
         """Look up the generation, then read that one: a proxy removed it from the headers."""
-        self._close()
+        self._response.close()
         self.pinned = await self._current()
         await self._open()
 
@@ -98,9 +98,9 @@ class GCSMediaRead(ResumableRead):
         except ObjectNotFound as error:
             if self.pinned is None:
                 raise
-            raise ObjectChanged(f"{self.url}: the object was removed; open it again") from error
+            raise self._changed("it is gone") from error
         if self.pinned and info.fingerprint != self.pinned.fingerprint:
-            self._raise_changed(f"it is generation {info.fingerprint} now, not {self.pinned.fingerprint}")
+            raise self._changed(f"it is generation {info.fingerprint} now, not {self.pinned.fingerprint}")
         if info.kind == "directory":
             raise self._is_folder()
         return info
@@ -108,13 +108,10 @@ class GCSMediaRead(ResumableRead):
     def _of_pinned(self, info: ObjectInfo, pinned: ObjectInfo) -> ObjectInfo:
         """Return the headers' metadata as that of the pinned version, which some do not name; raise for another one."""
         if info.fingerprint not in (None, pinned.fingerprint):
-            self._raise_changed(f"generation {info.fingerprint} was received instead of {pinned.fingerprint}")
+            raise self._changed(f"generation {info.fingerprint} was received instead of {pinned.fingerprint}")
         if info.size != pinned.size is not None:
             raise RetryableError(f"the answer is of an object of {info.size} bytes, not {pinned.size}")
         return replace(info, fingerprint=pinned.fingerprint)
-
-    def _raise_changed(self, how: str) -> NoReturn:
-        raise ObjectChanged(f"{self.url}: the object was replaced while it was read ({how}); open it again")
 
     def _is_folder(self) -> IsAFolder:
         return IsAFolder(f"{self.url}: this is a folder; list it, or read an object in it")

@@ -211,4 +211,4 @@ async def test_a_simulated_drive_is_reached_without_the_proxy(make, server, monk
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     server.put(f"{folder}/a", b"x")
     async with make().read(f"{root}/a", None, None) as reply:
-        assert [piece async for piece in reply] == [b"x"]
+        assert [piece async for piece in reply.body] == [b"x"]

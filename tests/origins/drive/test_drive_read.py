@@ -10,6 +10,7 @@ import pytest
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectChanged, OriginUnavailable, QuotaExceeded
+from cachedfs.origins.base import opened
 from cachedfs.origins.drive.read import WHOLE, proof_of
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, Fault
@@ -157,7 +158,7 @@ async def test_a_file_replaced_while_its_body_is_received(origin, server, file):
     with suppress(ObjectChanged):
         async with origin.read(file.path, file.want, pinned) as reply:
             file.replace()
-            async for piece in reply:
+            async for piece in reply.body:
                 got += piece
     assert file.old.startswith(got)
 
@@ -177,7 +178,7 @@ async def test_a_file_replaced_while_its_body_is_resumed(origin, server, file, p
     origin.on_request = replace_at_the_third
     with suppress(ObjectChanged):
         async with origin.read(file.path, file.want, pinned) as reply:
-            async for piece in reply:
+            async for piece in reply.body:
                 got += piece
     assert n_media >= 2
     assert file.old.startswith(got)
@@ -298,7 +299,7 @@ async def test_a_slow_second_lookup_is_waited_for(make, server, looked_up_again)
     got = b""
     async with origin.read(looked_up_again.path, SPAN, pinned) as reply:
         n_looks = None
-        async for piece in reply:
+        async for piece in reply.body:
             if n_looks is None:
                 n_looks = [r.ended_s is not None for r in server.requests if r.kind == "get"]
             got += piece
@@ -333,7 +334,11 @@ async def test_a_body_that_breaks_while_it_is_buffered_is_resumed(origin, server
     assert asyncio.all_tasks() == before
 
 
-async def test_the_buffer_of_unproven_bytes_is_bounded(make, server, folder, root):
+async def test_the_buffer_of_unproven_bytes_is_bounded(make, server, folder, root, monkeypatch):
+    reads = []
+    monkeypatch.setattr(
+        "cachedfs.origins.drive.origin.opened", lambda read: reads.append(read) or opened(read)
+    )
     origin = make(policy=RetryPolicy(stall_s=5))
     data = bytes(40 << 20)
     server.edit(server.put(f"{folder}/big", data), capabilities={"canReadRevisions": False})
@@ -341,8 +346,8 @@ async def test_the_buffer_of_unproven_bytes_is_bounded(make, server, folder, roo
     server.fail(Fault(kind="get", stall_s=0.4))
     total = 0
     async with origin.read(f"{root}/big", None, pinned) as reply:
-        async for piece in reply:
-            held = sum(map(len, reply._held)) + len(piece)
+        async for piece in reply.body:
+            held = sum(map(len, reads[0]._held)) + len(piece)
             assert held <= (2 * WHOLE) + (1 << 20)
             total += len(piece)
     assert total == len(data)
