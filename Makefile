@@ -1,5 +1,4 @@
-# Every step that the project needs, from nothing but Python 3.11 or newer. `make demo`, `make test`, `make test-newer`,
-# `make check`, `make bench`, `make docs`, `make site`, `make dist`, `make stress`, `make oldest`, `make works`, `make mosaic`.
+# Every step that the project needs, from nothing but Python 3.11 or newer: `make help` lists them.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -9,6 +8,10 @@ DOCS_STAMP = $(VENV)/.installed-docs
 NEWER := $(shell for each in $(OTHER_PYTHON) python3.13 $(HOME)/.pyenv/versions/3.13.*/bin/python3 python3.12 $(HOME)/.pyenv/versions/3.12.*/bin/python3; do \
 	"$$each" -c 'import sys; sys.exit(sys.version_info[:2] == ('"$$($(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=",")')"'))' \
 	>/dev/null 2>&1 && echo "$$each" && break; done)
+
+# What the tests need of the package; the rest is in dependency groups, which pip 25.1 and newer know.
+EXTRAS = gcs,s3,hf,drive,zarr,hdf5,pack,sim,report,mount,notebook
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 # This version, before anything else asks for one: another may come with gigabytes for GPUs.
 TORCH = torch==2.13.0
@@ -20,14 +23,26 @@ unexport PYTHONDONTWRITEBYTECODE
 TOGETHER = -n 3 --dist loadfile
 SUITE = "not live and not stress and not works"
 
-.PHONY: demo test test-newer live check bench docs site dist stress oldest works mosaic clean
+.PHONY: help quick demo test test-newer live check bench docs site dist stress oldest works mosaic clean
 
-$(STAMP): pyproject.toml
+help:  ## These lines
+	@sed -n 's/^\([a-z-]*\):[^#]*  ## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+
+$(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+
+# A newcomer's first run. `make test` installs the rest into the same environment.
+QUICK = common readahead filesystem cache/test_store.py cache/test_metadata.py core/test_lookups.py test_config.py test_errors.py
+quick: $(BIN)/python  ## The tests of the core in a minute, without torch and other large packages
+	$(INSTALL) --upgrade "pip>=25.1"
+	$(INSTALL) --editable ".[gcs,drive,s3,zarr,sim,cli]" --group quick
+	$(BIN)/python -m pytest -m $(SUITE) $(TOGETHER) $(QUICK:%=tests/%) $(ARGS)
+
+$(STAMP): pyproject.toml | $(BIN)/python
+	$(INSTALL) --upgrade "pip>=25.1"
 	$(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] > (3, 11))' || { echo "skipped: torch, and the tests that need it: they run on Python 3.11"; exit 0; } && \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(INSTALL) $(TORCH)
+	$(INSTALL) --editable ".[$(EXTRAS)]" --group dev
 	@touch $@
 
 demo: $(STAMP)  ## The main job, on an embedded simulated cloud
@@ -61,9 +76,9 @@ stress: $(STAMP)  ## Long runs of what the suite runs short, and other examples;
 
 $(VENV)/.works: $(STAMP)
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] > (3, 11))' || { echo "make works runs on Python 3.11: several of its libraries need torch"; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) --editable ".[dev,works]"
+	$(INSTALL) $(TORCH) --editable ".[$(EXTRAS)]" --group dev --group works
 	# They ask for pandas 2, an older pyarrow, and an OpenCV with windows.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "anndata>=0.12" "daft>=0.7" "ultralytics>=8.4"
+	$(INSTALL) --no-deps "anndata>=0.12" "daft>=0.7" "ultralytics>=8.4"
 	@touch $@
 
 works: $(VENV)/.works  ## The tables of docs/works-with.md and docs/guide-serve.md, with all the libraries in them
@@ -80,7 +95,7 @@ check: $(STAMP)  ## Format, lint, types, layers
 	$(BIN)/python -m pytest tests/project/test_layering.py
 
 $(VENV)/.rivals: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) --editable ".[dev,rivals]"
+	$(INSTALL) $(TORCH) --editable ".[$(EXTRAS)]" --group dev --group rivals
 	@touch $@
 
 bench: $(VENV)/.rivals  ## The benchmark tables; writes bench.json, fails on a missed number
@@ -93,7 +108,7 @@ mosaic:  ## MosaicML Streaming in an environment of its own: `make bench` measur
 	$(MOSAIC)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH) "mosaicml-streaming>=0.13"
 
 $(DOCS_STAMP): pyproject.toml | $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	$(INSTALL) --editable ".[sim]" --group docs
 	@touch $@
 
 docs: $(STAMP) site  ## Run every code block of the documentation, and build it as a site in site/
@@ -106,5 +121,5 @@ site: $(DOCS_STAMP)  ## The documentation as a site, in site/; any warning is an
 dist: $(STAMP)  ## Wheel and sdist in dist/, and proof that they work where nothing else is installed
 	$(BIN)/python -m tests.release $(ARGS)
 
-clean:
+clean:  ## Remove all that these steps made
 	rm -rf $(VENV) $(VENV)-newer $(VENV)-oldest $(VENV)-mosaic build dist site bench.json flaky.txt .mypy_cache .ruff_cache .hypothesis

@@ -1,25 +1,27 @@
-"""Train on two processes with DistributedDataParallel: the Loader finds rank and world size, and each sample comes once.
+"""Train on several processes and nodes with DistributedDataParallel: each sample comes once in an epoch.
+With shuffle="node", a node fetches and keeps its own part of the files only. If every disk has room for all files,
+shuffle=True mixes all samples in each epoch. On GPUs say "nccl", and `device=` to the Loader. Run this on each node:
 
-The files are listed once, here; the processes share the cache, so that what one fetched the other never asks for. On GPUs
-say "nccl", and `device=rank` to the Loader. Under torchrun, which starts the processes itself, the Loader is the same.
+torchrun --nnodes 2 --nproc-per-node 8 --master-addr HOST --master-port 29400 --node-rank 0 examples/ddp.py "gs://bucket/*/*.npy"
 
-python examples/ddp.py                               # on a simulated Google Cloud Storage
-python examples/ddp.py "gs://bucket/digits/*/*.npy"  # on your own: arrays of one shape, in a folder for each class
+python examples/ddp.py                               # two nodes on this machine, on a simulated Google Cloud Storage
+python examples/ddp.py "gs://bucket/digits/*/*.npy"  # on your own: images of one size, in a folder for each class
 """
 
 import io
 import os
+import socket
+import subprocess
 import sys
 import tempfile
-import time
 
 import numpy as np
 import torch
-from torch import distributed, multiprocessing, nn
+from torch import distributed, nn
 
 from cachedfs.datasets import FileDataset, Loader
 
-EPOCHS, WORLD_SIZE, CLASSES = 2, 2, 10
+EPOCHS, CLASSES, PIXELS = 2, 10, 28 * 28
 # The data do not change: nobody is asked whether they have.
 OPTIONS = {"cachedfs": {"max_age": "immutable"}}
 
@@ -28,49 +30,47 @@ def decode(data: bytes) -> torch.Tensor:
     return torch.from_numpy(np.load(io.BytesIO(data))).float()
 
 
-def label(path: str) -> tuple[int, str]:
-    """Return the class, which is the name of the folder, and the path, to see which samples came."""
-    return int(path.split("/")[-2]), path
-
-
-def say(line: str) -> None:
-    print(f"{line}\n", end="", flush=True)  # in one piece: both processes print
-
-
-def train(rank: int, dataset: FileDataset, meeting: str) -> None:
-    distributed.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=WORLD_SIZE)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(dataset[0][0].numel(), CLASSES))
-    model = nn.parallel.DistributedDataParallel(model)
-    optimizer, asked = torch.optim.Adam(model.parameters(), lr=0.01), 0
-    with Loader(dataset, batch_size=10, shuffle=True, seed=0) as loader:  # 10 a process
+def train(url: str) -> None:
+    """Train as one of the processes that torchrun started."""
+    distributed.init_process_group("gloo")
+    dataset = FileDataset(f"cachedfs::{url}", decode=decode, label=str, storage_options=OPTIONS)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Flatten(), nn.Linear(PIXELS, CLASSES)))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    asked = dataset.fs.stats().requests  # of the listing
+    with Loader(dataset, batch_size=10, shuffle="node", seed=0) as loader:  # 10 a process
         for epoch in range(EPOCHS):
-            began, mine = time.perf_counter(), []
-            for inputs, (classes, paths) in loader:
+            mine = []
+            for inputs, paths in loader:
+                classes = torch.tensor([int(path.split("/")[-2]) for path in paths])  # folders
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(model(inputs / 255), classes)
                 loss.backward()  # and the gradients of all processes are averaged
                 optimizer.step()
                 mine += paths
-            seconds, before, asked = time.perf_counter() - began, asked, dataset.fs.stats().requests
-            took = f"{len(mine)} samples in {seconds:.2f} s, {asked - before} requests"
-            say(f"epoch {epoch}, rank {rank}: {took}")
-            gathered = [None] * WORLD_SIZE
-            distributed.all_gather_object(gathered, mine)
-            if rank == 0:
-                seen = [path for paths in gathered for path in paths]
-                say(f"epoch {epoch}: {len(seen)} samples, {len({*seen})} different, of {len(dataset)}")
+            ranks, before, asked = [None] * distributed.get_world_size(), asked, dataset.fs.stats().requests
+            distributed.all_gather_object(ranks, (len({*mine}), asked - before))
+            if distributed.get_rank() == 0:
+                print(f"epoch {epoch}: (files, requests) of each rank {ranks}")
     distributed.destroy_process_group()
 
 
 def main(url: str) -> None:
-    dataset = FileDataset(f"cachedfs::{url}", decode=decode, label=label, storage_options=OPTIONS)
+    """Start two nodes of one process on this machine, with a cache each and the variables that torchrun sets."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    command, nodes = [sys.executable, __file__, url], []
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(train, (dataset, os.path.join(folder, "meeting")), nprocs=WORLD_SIZE)
+        for node in "01":
+            own = {"RANK": node, "GROUP_RANK": node, "FSSPEC_CACHEDFS_CACHE_DIR": f"{folder}/{node}"}
+            nodes.append(subprocess.Popen(command, env=os.environ | shared | own | {"LOCAL_WORLD_SIZE": "1"}))
+        if max([node.wait() for node in nodes]):
+            sys.exit("a node failed")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if "GROUP_RANK" in os.environ:
+        train(sys.argv[1])
+    elif len(sys.argv) > 1:
         main(sys.argv[1])
     else:
         import simulated

@@ -1,7 +1,7 @@
 """Train on one large file with a line of JSON for each article, in a plain DataLoader whose workers share it.
 
 Each worker reads its own part of the file's bytes, and takes the lines that begin there: none comes twice, and a file that is
-larger than memory is no problem. Lines are not shuffled; packed, they can be (pack_on_dask.py).
+larger than memory is no problem. Lines are not shuffled; packed, they can be (docs/guide-packing.md).
 
 python examples/summarise_lines.py                                  # on a simulated Google Drive
 python examples/summarise_lines.py "drive://My Drive/pubmed.jsonl"  # on your own: a file, or a pattern of several

@@ -17,10 +17,11 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from cachedfs.demo.jobs import BATCH, SHARD, begin, digest, digits, drawn, open_url, read_opened
+from cachedfs.demo.jobs import BATCH, begin, digest, drawn, open_url, read_opened, store_digits
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,20 +29,9 @@ if TYPE_CHECKING:
 
     from cachedfs.sim import DriveServer, GCSServer, Profile
 
-__all__ = [
-    "Block",
-    "Client",
-    "Cloud",
-    "Data",
-    "Line",
-    "ReaderProcess",
-    "TimedPass",
-    "main",
-    "profiles",
-    "run",
-]
+__all__ = ["Block", "Case", "Line", "ReaderProcess", "TimedPass", "main", "profiles", "run"]
 
-NEEDED = {"rich": "rich", "sklearn": "scikit-learn", "xarray": "xarray", "zarr": "zarr", "gcsfs": "gcsfs"}
+NEEDED = {"rich": "rich", "sklearn": "scikit-learn", "zarr": "zarr", "gcsfs": "gcsfs"}
 # For drive://, and PyDrive2.
 NEEDED |= {"google_auth_httplib2": "google-auth-httplib2", "funcy": "pydrive2[fsspec]"}
 NEEDED |= {"google_crc32c": "google-crc32c"}  # checksums of the simulated clouds
@@ -53,30 +43,13 @@ MOUNT_FILE_S = 0.18  # seconds before the first byte of a file
 MOUNT_COLD, MOUNT_WARM = 60e6, 125e6  # bytes/s: from Drive, and from the mount's own cache
 MAX_AGE_S = 3600  # the first pass may take longer than the default of 60 s
 PROCESSES = multiprocessing.get_context("spawn")  # readers begin without what this process imported
-
-
-class Client(NamedTuple):
-    """A client that reads without cachedfs, to compare with."""
-
-    name: str
-    job: str
-    part: int = 1  # it reads 1/part of the items, if all would take minutes
-
-
-PYDRIVE2, DRIVE = (
-    Client("PyDrive2, one file after the other", "pydrive2", 200),
-    Client("drive:// without cachedfs", "xarray"),
-)
-GCSFS_IN_ORDER, GCSFS = (
-    Client("gcsfs without cachedfs", "xarray"),
-    Client("gcsfs without cachedfs", "zarr", 60),
-)
 CLOUDS = {"drive": "Google Drive", "gs": "Google Cloud Storage"}
+PYDRIVE2_PART, GCSFS_PART = 200, 60
 LEGEND = f"""\
-~: measured on 1 file in {PYDRIVE2.part} (PyDrive2) or 1 image in {GCSFS.part} (gcsfs), and scaled up.
+~: measured on 1 file in {PYDRIVE2_PART} (PyDrive2) or 1 image in {GCSFS_PART} (gcsfs), and scaled up.
 Colab's mount is a model after published measurements, not measured here.
 Requests and MB: counted by the simulated cloud. Hits: blocks from the cache.
-Times faster: than the measured reader without cachedfs in the same block.
+Times faster: than the measured reader without cachedfs of the same data.
 Starting Python and importing libraries is not counted."""
 YOURS = """\
 Now your own data: put cachedfs:: in front of its URL.
@@ -85,16 +58,22 @@ Now your own data: put cachedfs:: in front of its URL.
   cachedfs doctor gs://my-bucket/folder            # what limits reading it"""
 
 
-class Cloud(NamedTuple):
-    """A simulated cloud, with the protocol and prefix of its URLs."""
+class Case(NamedTuple):
+    """A dataset in a simulated cloud, and the jobs that read it with cachedfs and without."""
 
-    server: GCSServer | DriveServer
     protocol: str
-    top: str = ""
+    url: str  # without `cachedfs::`
+    what: str
+    items: Sequence[Any]  # as the jobs return them
+    job: str
+    plain: str  # the name of the reader without cachedfs
+    plain_job: str
+    part: int  # it reads 1/part of the items: all would take minutes
+    modeled: Mapping[str, float] = {}  # seconds of Colab's mount
 
-    def url(self, path: str) -> str:
-        """Return the URL of a path, without `cachedfs::`."""
-        return f"{self.protocol}://{self.top}{path}"
+    def digest(self, seed: int = 0, part: int = 1) -> str:
+        """Return the SHA-256 of all items, or of the 1/`part` of them that `drawn` selects."""
+        return digest(self.items[index] for index in sorted(drawn(len(self.items), seed, part)))
 
 
 class TimedPass(NamedTuple):
@@ -107,15 +86,37 @@ class TimedPass(NamedTuple):
     digest: str  # SHA-256 of the items
 
 
+class Line(NamedTuple):
+    """One line of the table: one pass of one client over a dataset."""
+
+    who: str
+    reading: TimedPass
+    is_right: bool  # the bytes are those of the local data
+
+
+class Block(NamedTuple):
+    """One dataset: a pass without cachedfs, and three passes with it."""
+
+    case: Case
+    plain: Line
+    cached: tuple[Line, ...]
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        return (self.plain, *self.cached)
+
+
 class ReaderProcess:
     """A process that runs one of the jobs on request.
 
     With `cache_dir` it caches there; with None it reads without cachedfs.
     """
 
-    def __init__(self, cloud: Cloud, cache_dir: Path | None, job: str) -> None:
-        self._server, self._job, prefix = cloud.server, job, f"FSSPEC_{cloud.protocol.upper()}_"
-        settings = {f"{prefix}TOKEN": "anon", f"{prefix}ENDPOINT_URL": cloud.server.endpoint_url}
+    def __init__(
+        self, server: GCSServer | DriveServer, protocol: str, cache_dir: Path | None, job: str
+    ) -> None:
+        self._server, self._job, prefix = server, job, f"FSSPEC_{protocol.upper()}_"
+        settings = {f"{prefix}TOKEN": "anon", f"{prefix}ENDPOINT_URL": server.endpoint_url}
         if cache_dir:
             settings |= {"FSSPEC_CACHEDFS_CACHE_DIR": str(cache_dir), "FSSPEC_CACHEDFS_KEEP_FREE": "0"}
             settings |= {"FSSPEC_CACHEDFS_CONCURRENCY": str(BATCH), "FSSPEC_CACHEDFS_MAX_AGE": str(MAX_AGE_S)}
@@ -129,8 +130,8 @@ class ReaderProcess:
         self._begun.get()
         return self
 
-    def read(self, url: str, *, scale: float = 1.0, **options: int) -> TimedPass:
-        """Open `url`, make one pass with `options`, and return its measurements.
+    def read(self, url: str, *, scale: float = 1.0, seed: int = 0, part: int = 1) -> TimedPass:
+        """Open `url`, read 1/`part` of its items, and return the measurements.
 
         `scale` multiplies all numbers but those of opening.
         """
@@ -138,7 +139,7 @@ class ReaderProcess:
         try:
             opening_s = self._process.apply(open_url, (self._job, url))
             opening, opening_sent = self._server.count(), self._server.bytes_sent()
-            took_s, hits, found = self._process.apply(read_opened, (self._job, options))
+            took_s, hits, found = self._process.apply(read_opened, (self._job, seed, part))
         except Exception as error:  # of any library: say which reader met it
             error.add_note(f"{self._job} of {url} failed")
             raise
@@ -159,42 +160,6 @@ class ReaderProcess:
         self._process.join()
 
 
-class Data(NamedTuple):
-    """A local dataset, and its place in the cloud."""
-
-    what: str
-    path: str  # path in the cloud
-    items: Sequence[Any]
-    size: int  # bytes
-    n_files: int
-
-    def digest(self, seed: int = 0, part: int = 1) -> str:
-        """Return the SHA-256 of all items, or of the 1/`part` of them that `drawn` selects."""
-        return digest(self.items[index] for index in sorted(drawn(len(self.items), seed, part)))
-
-
-class Line(NamedTuple):
-    """One line of the table: one pass of one client over a dataset."""
-
-    who: str
-    reading: TimedPass
-    is_right: bool  # the bytes are those of the local data
-    part: int = 1  # it read 1/part of the items
-
-
-class Block(NamedTuple):
-    """One dataset in one cloud: a pass without cachedfs, and three passes with it."""
-
-    what: str
-    plain: Line
-    modeled: Mapping[str, float]  # seconds
-    cached: tuple[Line, ...]
-
-    @property
-    def lines(self) -> tuple[Line, ...]:
-        return (self.plain, *self.cached)
-
-
 def profiles() -> dict[str, Profile]:
     """Return the profiles of the two simulated clouds, by protocol."""
     from cachedfs.sim import PROFILES
@@ -211,42 +176,27 @@ def run(
     n_images: int = 1024,
     side: int = 336,
     report: Callable[[str], object] = lambda text: None,
-) -> Iterator[tuple[str, Block]]:
-    """Yield (protocol, block) after each measurement.
+) -> Iterator[Block]:
+    """Yield the measurements of each dataset.
 
     The demo fills `folder`, and the caller removes it. `profile` names a profile of the simulator to use for both
     clouds. `n_texts` and `n_images` limit the datasets, `side` is the width and height of an image in pixels.
     """
     from cachedfs.sim import DriveServer, GCSServer
 
-    own_profiles, in_order = profiles(), f"by xarray, in order, {SHARD} a call"
-    texts = put_texts(folder / "drive" / TEXTS, n_texts)
-    drive_images, all_images = digits(side, max(1, n_images // 4)), digits(side, n_images)
-    (folder / "gs" / "demo").mkdir(parents=True)
-    with (
-        DriveServer(profile or own_profiles["drive"], folder=folder / "drive", process=True) as drive_server,
-        GCSServer(profile or own_profiles["gs"], folder=folder / "gs", process=True) as gcs_server,
-    ):
-        drive, gcs = Cloud(drive_server, "drive", "My Drive/"), Cloud(gcs_server, "gs")
+    of = profiles()
+    texts = text_case(folder / "drive" / TEXTS, n_texts)
+    with DriveServer(profile or of["drive"], folder=folder / "drive", process=True) as drive:
         report(f"reading {len(texts.items):,} sources of Python's standard library from Drive")
-        yield "drive", compare(drive, folder, "texts", texts, PYDRIVE2)
-        report(f"storing {len(drive_images):,} and {n_images:,} images as sharded Zarr arrays")
-        with (
-            ReaderProcess(drive, folder / "drive-writer", "store") as to_drive,
-            ReaderProcess(gcs, folder / "gs-writer", "store") as to_gcs,
-        ):
-            to_drive.read(f"cachedfs::{drive.url(IMAGES)}", side=side, count=len(drive_images))
-            to_gcs.read(f"cachedfs::{gcs.url(IMAGES)}", side=side, count=len(all_images))
-        report("reading them from Drive by xarray")
-        yield "drive", compare(drive, folder, "xarray", images(drive_images, in_order), DRIVE)
-        report("reading them from Cloud Storage by xarray")
-        yield "gs", compare(gcs, folder, "xarray", images(all_images, in_order), GCSFS_IN_ORDER)
-        report("reading them from Cloud Storage by zarr")
-        yield "gs", compare(gcs, folder, "zarr", images(all_images, "by zarr, shuffled, 1 a call"), GCSFS)
+        yield compare(drive, folder, texts)
+    images = image_case(folder / "gs" / IMAGES, n_images, side)
+    with GCSServer(profile or of["gs"], folder=folder / "gs", process=True) as gcs:
+        report(f"reading {len(images.items):,} images of a sharded Zarr array from Cloud Storage")
+        yield compare(gcs, folder, images)
 
 
-def put_texts(folder: Path, count: int) -> Data:
-    """Copy the sources of the standard library to one folder, and return them as a dataset."""
+def text_case(folder: Path, count: int) -> Case:
+    """Copy the sources of the standard library to one folder, and return them as a dataset of Drive."""
     library = Path(sysconfig.get_path("stdlib"))
     files = sorted(file for file in library.rglob("*.py") if "site-packages" not in file.parts)[:count]
     folder.mkdir(parents=True)
@@ -257,78 +207,76 @@ def put_texts(folder: Path, count: int) -> Data:
         items.append(name.encode() + data)
         size += len(data)
     what = f"{len(files):,} Python sources, {size / 1e6:.0f} MB,\nby fs.cat, shuffled, {BATCH} a call"
-    return Data(what, TEXTS, items, size, len(items))
+    who, modeled = "PyDrive2, one file after the other", on_a_mount(len(items), size)
+    url = f"drive://My Drive/{TEXTS}"
+    return Case("drive", url, what, items, "texts", who, "pydrive2", PYDRIVE2_PART, modeled)
 
 
-def images(found: Any, how: str) -> Data:
-    """Return images as a dataset in the cloud; `how` describes the client."""
-    what = f"{len(found):,} digit images, {found.nbytes / 1e6:.0f} MB,\n{how}"
-    return Data(what, IMAGES, found, found.nbytes, -(-len(found) // SHARD))
+def image_case(folder: Path, count: int, side: int) -> Case:
+    """Store handwritten digits as a Zarr array, and return them as a dataset of Cloud Storage."""
+    found = store_digits(folder, side, count)
+    what = f"{len(found):,} digit images, {found.nbytes / 1e6:.0f} MB,\nby zarr, shuffled, 1 a call"
+    return Case("gs", f"gs://{IMAGES}", what, found, "zarr", "gcsfs without cachedfs", "zarr", GCSFS_PART)
 
 
-def on_a_mount(data: Data) -> dict[str, float]:
+def on_a_mount(n_files: int, size: int) -> dict[str, float]:
     """Return the modeled seconds of Drive mounted in Colab: the first pass, and a pass from its cache."""
-    cold = data.n_files * MOUNT_FILE_S + data.size / MOUNT_COLD
-    cold += MOUNT_LIST_S if data.n_files >= MOUNT_BIG else 0.0
-    return {"first pass": cold, "again": data.size / MOUNT_WARM}
+    cold = n_files * MOUNT_FILE_S + size / MOUNT_COLD + (MOUNT_LIST_S if n_files >= MOUNT_BIG else 0.0)
+    return {"first pass": cold, "again": size / MOUNT_WARM}
 
 
-def compare(cloud: Cloud, folder: Path, job: str, data: Data, client: Client) -> Block:
-    """Measure three passes of one job, starting with an empty cache, and one without cachedfs."""
-    cache_dir, url, part = folder / f"{cloud.protocol}-{job}", cloud.url(data.path), client.part
-    with (
-        ReaderProcess(cloud, cache_dir, job) as first,
-        ReaderProcess(cloud, cache_dir, job) as new,
-        ReaderProcess(cloud, None, client.job) as uncached,
-    ):
+def compare(server: GCSServer | DriveServer, folder: Path, case: Case) -> Block:
+    """Measure three passes with cachedfs, starting with an empty cache, and one without."""
+    cache_dir, part = folder / f"{case.protocol}-cache", case.part
+    with ExitStack() as stack:
+        first, new, uncached = (
+            stack.enter_context(ReaderProcess(server, case.protocol, where, job))
+            for where, job in ((cache_dir, case.job), (cache_dir, case.job), (None, case.plain_job))
+        )
         for reader in (first, new, uncached):  # they import at the same time, before the first measurement
             reader.ready()
         passes = {"first pass": first, "second pass": first, "new process": new}
-        found = [reader.read(f"cachedfs::{url}", seed=seed) for seed, reader in enumerate(passes.values())]
-        scale = len(data.items) / len(drawn(len(data.items), 1, part))
-        plain = uncached.read(url, scale=scale, seed=1, **({"part": part} if part > 1 else {}))
+        found = [
+            reader.read(f"cachedfs::{case.url}", seed=seed) for seed, reader in enumerate(passes.values())
+        ]
+        scale = len(case.items) / len(drawn(len(case.items), 1, part))
+        plain = uncached.read(case.url, scale=scale, seed=1, part=part)
+    right = case.digest()
     cached = (
-        Line(f"cachedfs, {when}", each, each.digest == data.digest())
+        Line(f"cachedfs, {when}", each, each.digest == right)
         for when, each in zip(passes, found, strict=True)
     )
-    line = Line(client.name, plain, plain.digest == data.digest(1, part), part)
-    modeled = on_a_mount(data) if cloud.protocol == "drive" else {}
-    return Block(data.what, line, modeled, tuple(cached))
+    return Block(case, Line(case.plain, plain, plain.digest == case.digest(1, part)), tuple(cached))
 
 
-def table_of(cloud: str, blocks: list[Block]) -> Table:
-    """Return the table of one cloud, at most 80 columns wide."""
+def table_of(blocks: Sequence[Block]) -> Table:
+    """Return the table of all measurements, at most 80 columns wide."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
-    table.add_column(f"{cloud},\nsimulated", no_wrap=True, width=37)
+    table.add_column("simulated clouds", no_wrap=True, width=37)
     heads = {"\nseconds": 8, "\nrequests": 9, "\nMB": 5, "\nhits": 7, "times\nfaster": 8}
     for head, width in heads.items():
         table.add_column(head, justify="right", no_wrap=True, width=width)
-    for block in blocks:
-        table.add_row(block.what, style="bold")
-        for line in block.lines:
-            style = None if line.is_right else "bold red"
-            table.add_row(f"  {line.who}", *cells(block, line), style=style)
-            for when, seconds in block.modeled.items() if line is block.plain else ():
-                table.add_row(f"  Colab's mount (model), {when}", f"{seconds:,.2f}")
+    for case, plain, cached in blocks:
+        table.add_row(f"{CLOUDS[case.protocol]}:\n{case.what}", style="bold")
+        cells = (f"~{plain.reading.seconds:,.0f}", f"~{plain.reading.requests:,}")
+        table.add_row(f"  {plain.who}", *cells, style=style_of(plain))
+        for when, seconds in case.modeled.items():
+            table.add_row(f"  Colab's mount (model), {when}", f"{seconds:,.2f}")
+        for line in cached:
+            seconds, requests, sent, hits, _ = line.reading
+            times = plain.reading.seconds / seconds
+            shown = (f"{seconds:,.2f}", f"{requests:,}", f"{sent / 1e6:.0f}", f"{hits:,}")
+            faster = f"{times:,.{0 if times >= 10 else 1}f}"
+            table.add_row(f"  {line.who}", *shown, faster, style=style_of(line))
         table.add_section()
     return table
 
 
-def cells(block: Block, line: Line) -> list[str]:
-    """Return the cells of a line."""
-    reading = line.reading
-    if line.part > 1:
-        return [f"~{reading.seconds:,.0f}", f"~{reading.requests:,}"]
-    shown = [f"{reading.seconds:,.2f}", f"{reading.requests:,}", f"{reading.sent / 1e6:.0f}"]
-    times = block.plain.reading.seconds / reading.seconds
-    return (
-        shown
-        if line is block.plain
-        else [*shown, f"{reading.hits:,}", f"{times:,.{0 if times >= 10 else 1}f}"]
-    )
+def style_of(line: Line) -> str | None:
+    return None if line.is_right else "bold red"
 
 
 def describe(cloud: str, profile: Profile) -> str:
@@ -357,21 +305,17 @@ def show(console: Console) -> int:
         console.print(describe(CLOUDS[protocol], profile), highlight=False)
     with tempfile.TemporaryDirectory(prefix="cachedfs-demo-") as folder, console.status("starting") as status:
         report = status.update if console.is_terminal else lambda text: console.print(f"... {text}")
-        found = list(run(Path(folder), report=report))
-    for protocol, cloud in CLOUDS.items():
-        console.print(table_of(cloud, [block for where, block in found if where == protocol]))
-        console.print()
-    console.print(LEGEND, highlight=False)
-    lines = [(block, line) for _, block in found for line in block.lines]
-    wrong = [f"{' '.join(block.what.split())}: {line.who}" for block, line in lines if not line.is_right]
+        blocks = list(run(Path(folder), report=report))
+    console.print(table_of(blocks))
+    console.print(f"\n{LEGEND}", highlight=False)
+    lines = [(block.case.what, line) for block in blocks for line in block.lines]
+    wrong = [f"{' '.join(what.split())}: {line.who}" for what, line in lines if not line.is_right]
     if wrong:
         console.print(f"WRONG BYTES: {'; '.join(wrong)}", style="bold red")
         return 1
     took = time.perf_counter() - start
-    console.print(
-        f"All {len(lines)} measured passes gave the right bytes (SHA-256). {took:.0f} s in all.",
-        highlight=False,
-    )
+    right = f"All {len(lines)} measured passes gave the right bytes (SHA-256). {took:.0f} s in all."
+    console.print(right, highlight=False)
     console.print(f"\n{YOURS}", highlight=False, markup=False)
     return 0
 

@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 __all__ = [
@@ -26,10 +27,10 @@ __all__ = [
     "Redirected",
     "begin",
     "digest",
-    "digits",
     "drawn",
     "open_url",
     "read_opened",
+    "store_digits",
 ]
 
 BATCH = 128  # files in one call
@@ -37,7 +38,7 @@ SHARD = 32  # images in a shard, about 4 MB
 TRIES = 3  # attempts of each PyDrive2 call
 
 
-def drawn(count: int, seed: int, part: int = 1) -> list[int]:
+def drawn(count: int, seed: int, part: int) -> list[int]:
     """Return 1/`part` of the numbers below `count`, but at least one, in random order."""
     return random.Random(seed).sample(range(count), max(1, count // part))
 
@@ -58,14 +59,14 @@ def open_texts(url: str) -> tuple[Any, list[str]]:
     return fs, sorted(fs.find(folder))
 
 
-def read_texts(opened: tuple[Any, list[str]], seed: int) -> list[bytes]:
-    """Read all files in random order, in batches; return their names and contents."""
+def read_texts(opened: tuple[Any, list[str]], seed: int, part: int) -> list[bytes]:
+    """Read 1/`part` of the files in random order, in batches; return their names and contents."""
     fs, names = opened
-    order = [names[index] for index in drawn(len(names), seed)]
+    order = [names[index] for index in drawn(len(names), seed, part)]
     found: dict[str, bytes] = {}
     for start in range(0, len(order), BATCH):
         found |= fs.cat(order[start : start + BATCH])
-    return [named(name, found[name]) for name in names]
+    return [named(name, found[name]) for name in sorted(found)]
 
 
 def open_by_pydrive2(url: str) -> tuple[Any, list[str]]:
@@ -79,7 +80,7 @@ def open_by_pydrive2(url: str) -> tuple[Any, list[str]]:
     return fs, sorted(stubborn(fs.find, url.replace("drive://My Drive", "root", 1)))
 
 
-def read_by_pydrive2(opened: tuple[Any, list[str]], seed: int, part: int = 1) -> list[bytes]:
+def read_by_pydrive2(opened: tuple[Any, list[str]], seed: int, part: int) -> list[bytes]:
     """Read 1/`part` of the files, one by one (PyDrive2 has no batch call); return names and contents."""
     fs, names = opened
     found = {index: stubborn(fs.cat_file, names[index]) for index in drawn(len(names), seed, part)}
@@ -120,19 +121,6 @@ class Redirected:
         return http
 
 
-def open_by_xarray(url: str) -> Any:
-    """Return the images as a lazy xarray array."""
-    import xarray
-
-    return xarray.open_zarr(url, chunks=None, consolidated=False)["images"]
-
-
-def read_by_xarray(images: Any, seed: int) -> list[Any]:
-    """Read all images in order, one shard at a time, as a loop over a dataset does."""
-    shards = (images[start : start + SHARD].to_numpy() for start in range(0, len(images), SHARD))
-    return [image for shard in shards for image in shard]
-
-
 def open_by_zarr(url: str) -> Any:
     """Return the images as a Zarr array."""
     import zarr
@@ -140,54 +128,45 @@ def open_by_zarr(url: str) -> Any:
     return zarr.open_group(url, mode="r", zarr_format=3)["images"]
 
 
-def read_by_zarr(images: Any, seed: int, part: int = 1) -> list[Any]:
+def read_by_zarr(images: Any, seed: int, part: int) -> list[Any]:
     """Read 1/`part` of the images, one at a time in random order, as training does."""
     found = {index: images[index] for index in drawn(images.shape[0], seed, part)}
     return [found[index] for index in sorted(found)]
 
 
-def open_to_store(url: str) -> Any:
-    """Create an empty Zarr group and return it."""
-    import zarr
+def store_digits(folder: Path, side: int, count: int) -> Any:
+    """Store scikit-learn's handwritten digits as a sharded Zarr v3 array, one image a chunk; return them.
 
-    return zarr.open_group(url, mode="w")
-
-
-def store_digits(group: Any, side: int, count: int) -> list[Any]:
-    """Store the digits as a sharded Zarr v3 array: one image a chunk, about 4 MB a shard."""
-    images = digits(side, count)
-    array = group.create_array(
-        "images",
-        shape=images.shape,
-        dtype=images.dtype,
-        dimension_names=["image", "y", "x"],
-        chunks=(1, side, side),
-        shards=(SHARD, side, side),
-        chunk_key_encoding={"name": "default", "separator": "."},  # no folders: Drive creates 3 items/s
-        compressors=None,  # enlarged pixels would compress to nearly nothing
-    )
-    array[:] = images
-    return []
-
-
-def digits(side: int, count: int) -> Any:
-    """Return scikit-learn's handwritten digits, 8 x 8 pixels each, enlarged to `side` x `side` bytes."""
+    They have 8 x 8 pixels each, and are enlarged to `side` x `side` bytes.
+    """
     import numpy as np
+    import zarr
     from sklearn.datasets import load_digits
 
     small = (load_digits().images[:count] * 15).astype(np.uint8)
-    return small.repeat(side // 8, axis=1).repeat(side // 8, axis=2)
+    images = small.repeat(side // 8, axis=1).repeat(side // 8, axis=2)
+    array = zarr.open_group(folder, mode="w").create_array(
+        "images",
+        shape=images.shape,
+        dtype=images.dtype,
+        chunks=(1, side, side),
+        shards=(SHARD, side, side),
+        compressors=None,  # enlarged pixels would compress to nearly nothing
+    )
+    array[:] = images
+    return images
 
 
-JOBS: dict[str, tuple[Callable[[str], Any], Callable[..., list[Any]]]] = {
+JOBS: dict[str, tuple[Callable[[str], Any], Callable[[Any, int, int], list[Any]]]] = {
     "texts": (open_texts, read_texts),
     "pydrive2": (open_by_pydrive2, read_by_pydrive2),
-    "xarray": (open_by_xarray, read_by_xarray),
     "zarr": (open_by_zarr, read_by_zarr),
-    "store": (open_to_store, store_digits),
 }
-MODULES = {"texts": ["cachedfs.filesystem"], "pydrive2": ["pydrive2.fs"], "xarray": ["zarr", "xarray"]}
-MODULES |= {"zarr": ["zarr"], "store": ["zarr", "sklearn.datasets"]}  # imported before the time is taken
+MODULES = {
+    "texts": "cachedfs.filesystem",
+    "pydrive2": "pydrive2.fs",
+    "zarr": "zarr",
+}  # imported before the time is taken
 
 
 # What the process of a reader does: `begin`, then `open_url` and `read_opened` in turn.
@@ -204,8 +183,7 @@ def begin(job: str, settings: Mapping[str, str]) -> None:
 
     fsspec.config.conf.clear()
     fsspec.config.set_conf_env(fsspec.config.conf)
-    for module in MODULES[job]:
-        importlib.import_module(module)
+    importlib.import_module(MODULES[job])
 
 
 _opened: Any = None  # the result of `open_url`
@@ -218,18 +196,19 @@ def open_url(job: str, url: str) -> float:
     import fsspec
 
     _stats = getattr(fsspec.url_to_fs(url)[0], "stats", None)
-    if _stats is None:
-        atexit.register(os._exit, 0)  # gcsfs prints a traceback at its exit if the machine is busy
+    atexit.register(
+        os._exit, 0
+    )  # finalizers of libraries print a traceback if the process is ended meanwhile
     started = time.perf_counter()
     _opened = JOBS[job][0](url)
     return time.perf_counter() - started
 
 
-def read_opened(job: str, options: Mapping[str, int]) -> tuple[float, int, str]:
-    """Make one pass; return how long it took, the hits, and the digest of the items."""
+def read_opened(job: str, seed: int, part: int) -> tuple[float, int, str]:
+    """Read 1/`part` of the items; return how long it took, the hits, and the digest of the items."""
     before = _stats().hits if _stats else 0
     started = time.perf_counter()
-    items = JOBS[job][1](_opened, **options)
+    items = JOBS[job][1](_opened, seed, part)
     took_s = time.perf_counter() - started
     if engines := sys.modules.get("cachedfs.core.engines"):
         engines.drain_all()  # for the next process

@@ -1,30 +1,27 @@
 """Libraries that stream training data in their own formats, if installed: LitData and MosaicML Streaming.
 
-LitData is in the extra `rivals`. MosaicML Streaming needs an older NumPy than ours: `make mosaic` creates an environment for
+LitData is in the dependency group `rivals`. MosaicML Streaming needs an older NumPy than ours: `make mosaic` creates an environment for
 it, in which its contender runs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.import_torchvision import torchvision
 
-__all__ = ["RIVALS", "Writer", "epochs", "is_here", "make_chunks", "make_shards", "python_of", "writer"]
+__all__ = ["RIVALS", "epochs", "is_here", "make_chunks", "make_shards", "python_of"]
 
 CHUNK = 4 << 20  # a sixteenth of what both use by default; the data are hundredths of their usual size
 WORKERS = 2
-Writer = Callable[[Path, Path], Any]  # from a source to a target
 MOSAIC = Path(f"{sys.prefix}-mosaic", "bin", "python")
 
 
@@ -68,67 +65,6 @@ def _make_shards(source: str, path: str) -> None:
     with MDSWriter(out=path, columns={"data": "bytes"}, size_limit=CHUNK) as writer:
         for file in sorted(Path(source).iterdir()):
             writer.write({"data": file.read_bytes()})
-
-
-# Their writers.
-
-
-def _read(path: str) -> dict[str, bytes]:
-    return {"data": Path(path).read_bytes()}
-
-
-def _records(span: tuple[str, int, int]) -> Iterator[dict[str, Any]]:
-    path, start, end = span
-    with open(path, "rb") as file:
-        file.seek(start)
-        while file.tell() < end:
-            yield json.loads(file.readline())
-
-
-def _spans(path: Path) -> Iterator[tuple[str, int, int]]:
-    """Yield spans of whole lines of about 16 MiB."""
-    size, start = path.stat().st_size, 0
-    with path.open("rb") as file:
-        while start < size:
-            file.seek(start + (16 << 20))
-            file.readline()
-            end = min(file.tell(), size)
-            yield str(path), start, end
-            start = end
-
-
-def writer(contender: str) -> Writer:
-    """Return a function that writes a folder of files, or a file of JSON lines, in the format of a rival."""
-    return _litdata_writer() if contender == "litdata" else _mosaic_writer()
-
-
-def _litdata_writer() -> Writer:
-    from litdata import optimize
-
-    def write(source: Path, target: Path) -> None:
-        inputs: list[Any] = sorted(map(str, source.iterdir())) if source.is_dir() else list(_spans(source))
-        do = _read if source.is_dir() else _records
-        with contextlib.redirect_stdout(sys.stderr):  # our answers go to the standard output
-            optimize(do, inputs, str(target), num_workers=WORKERS, chunk_bytes="64MB")
-
-    return write
-
-
-def _mosaic_writer() -> Writer:
-    torchvision()  # which it imports
-    from streaming import MDSWriter
-
-    def write(source: Path, target: Path) -> None:
-        if source.is_dir():
-            columns, samples = {"data": "bytes"}, (_read(str(path)) for path in sorted(source.iterdir()))
-        else:
-            columns = {"id": "int", "label": "int", "score": "float64", "text": "str"}
-            samples = _records((str(source), 0, source.stat().st_size))
-        with MDSWriter(out=str(target), columns=columns, size_limit=64 << 20) as file:
-            for sample in samples:
-                file.write(sample)
-
-    return write
 
 
 # Their epochs.

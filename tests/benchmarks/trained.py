@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import statistics
 import tempfile
 import time
@@ -15,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-
-from tests.benchmarks import rivals
 
 __all__ = ["train"]
 
@@ -331,24 +328,6 @@ def packed(contender: str, base: str, *, local: str, read_s: float, is_local: bo
     return {"seconds": seconds, "over": seconds / max(bounds.values()), **bounds}
 
 
-def written(contender: str, base: str, *, local: str, source: str) -> dict[str, float]:
-    """Return the seconds of packing images or JSON lines, the MB of the result, and the peak memory."""
-    write = _our_writer() if contender == "cachedfs" else rivals.writer(contender)
-    with tempfile.TemporaryDirectory(dir=Path(local).parent) as folder:
-        began = time.perf_counter()
-        write(Path(local) / source, Path(folder) / "packed")
-        seconds = time.perf_counter() - began
-        stored = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
-    used = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return {"seconds": seconds, "stored_mb": stored / 1e6, "peak_mb": max(used) * 1024 / 1e6}
-
-
-def _our_writer() -> rivals.Writer:
-    from cachedfs.datasets import pack
-
-    return lambda source, target: pack(source, f"{target}.zarr", kind="files" if source.is_dir() else "jsonl")
-
-
 def encoding_s(source: Path, sharded: dict[str, Any]) -> float:
     """Return the seconds of only encoding all files by the chunks of a store on all cores."""
     from numcodecs import Blosc
@@ -418,6 +397,5 @@ _ROWS: dict[str, Callable[..., dict[str, float]]] = {
     "epochs": epochs,
     "two_plans": two_plans,
     "packed": packed,
-    "written": written,
     "resumed": resumed,
 }

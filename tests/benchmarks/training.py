@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 import tempfile
 from collections.abc import Callable, Mapping
@@ -30,7 +29,6 @@ SAMPLES, SAMPLE, SHARD = 5120, (64, 192), 512  # 12 KiB each
 WHOLE, PIECE = 512, (512, 512)  # float32: 1 MiB each
 BLOCKS = 512  # objects of 1 MiB
 TEXTS = 256  # files of 1 MiB
-PHOTOS, RECORDS = 20_000, 800_000  # JPEG files of 10 KB; lines of JSON, 1 GB
 PACK_LINK = Profile(
     name="pack", metadata=Delay(0.03), media=Delay(0.03), listing=Delay(0.05), total_rate=30e6
 )
@@ -97,33 +95,6 @@ def _make_texts(folder: Path) -> None:
         (folder / f"{number:04}").write_bytes(text[:MiB])
 
 
-def _make_photos(folder: Path) -> None:
-    import numpy as np
-    from PIL import Image
-
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    scenes = [Image.fromarray(rng.integers(0, 256, (8, 8, 3), "u1")).resize((224, 224)) for _ in range(50)]
-    for number in range(PHOTOS):
-        pixels = np.asarray(scenes[number % len(scenes)]) ^ np.uint8(number & 15)
-        Image.fromarray(pixels).save(folder / f"{number:05}.jpg", quality=85)
-
-
-def _make_records(path: Path) -> None:
-    rng = random.Random(0)
-    words = [f"word{number}" for number in range(2000)]
-    texts = [" ".join(rng.choices(words, k=140)) for _ in range(5000)]
-    with path.open("w") as file:
-        for number in range(RECORDS):
-            record = {
-                "id": number,
-                "label": number % 10,
-                "score": number / 7,
-                "text": texts[number % len(texts)],
-            }
-            file.write(json.dumps(record) + "\n")
-
-
 def _make_array(path: Path, shape: tuple[int, ...], dtype: str, shard: int, codec: str) -> None:
     import numpy as np
     import zarr
@@ -162,8 +133,6 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "blocks.lit": lambda path: rivals.make_chunks(path.parent / "blocks", path),
     "blocks.mds": lambda path: rivals.make_shards(path.parent / "blocks", path),
     "texts": _make_texts,
-    "photos": _make_photos,
-    "records.jsonl": _make_records,
     "images.zarr": lambda path: _make_array(path, (IMAGES, *IMAGE), "u1", IMAGES_SHARD, "none"),
     "samples.zarr": lambda path: _make_array(path, (SAMPLES, *SAMPLE), "u1", SHARD, "zstd"),
     "whole.zarr": lambda path: _make_array(path, (WHOLE, *PIECE), "f4", 64, "lz4"),
@@ -285,20 +254,6 @@ def _pack_row(name: str, title: str, profile: Profile, *, is_local: bool) -> Row
     )
 
 
-def _writer_row(name: str, title: str, source: str, what: str) -> Row:
-    return Row(
-        name,
-        title,
-        f"{what}; from the local disk to the local disk, LitData's `optimize` with 2 processes, MosaicML's MDSWriter in one, "
-        "ours in threads, with its verification; time, size, and the peak memory of the largest process",
-        "written",
-        {"source": source},
-        lambda f: f"{f['seconds']:.1f} s, {f['stored_mb']:.0f} MB, memory {f['peak_mb']:.0f} MB",
-        ("litdata", "mosaic"),
-        data=(source,),
-    )
-
-
 _LIST = [
     Row("train_small", "16 small files a batch, 0.4 s each, 2 s a step", f"{FILES} files of Drive of 2 KB, each 0.4 s late (lognormal, sigma 0.3), all ten times faster; `DataLoader` with 4 or 8 processes, whichever is better, its start in the time", "small", {"n": FILES, "batch": 16, "step_s": 0.2}, _over, ("drive",), "drive", SLOW_FILES, 10.0, bound_s=FILES / 16 * 0.2, data=("files",)),
     Row("train_steps", "100 steps of 0.1 s, 10 ms a file", "batches of 4 of 400 files; all of it, the start of what loads as well", "small", {"n": 400, "batch": 4, "step_s": 0.1}, _over, ("gcsfs", "blockcache", "filecache"), "gcs", TEN_MS, bound_s=10.0, data=("files",)),
@@ -311,8 +266,6 @@ _LIST = [
     Row("train_two", "two processes, each with a plan over twice the cache", f"{BLOCKS} files of 1 MiB, half of them for each process, {N_EPOCHS} epochs in random order with a Loader, `cache_size` {BLOCKS // 4} MiB for both: of what the later epochs of a process read the share that is not fetched", "two_plans", {"n": N_EPOCHS, "step_s": 0.0}, lambda f: f"hits {f['hits']:.3f} and {f['more hits']:.3f}, {f['seconds']:.1f} s", cache_size=str(BLOCKS // 4 * MiB), data=("blocks",)),
     _pack_row("pack_link", "packing what comes over a link", PACK_LINK, is_local=False),
     _pack_row("pack_codec", "packing what is on the disk", OFF, is_local=True),
-    _writer_row("pack_images", f"packing {PHOTOS:,} images", "photos", "JPEG files of 10 KB, kept as they are"),
-    _writer_row("pack_lines", "packing 1 GB of JSON lines", "records.jsonl", f"{RECORDS:,} lines of an id, a label, a number and a text; ours in zstd, which the others do not use by default"),
     Row("train_resume", "the first batch after a restart", "16 samples of 12 KiB from the cache, after a state at the beginning, in the middle and near the end of an epoch; torchdata's StatefulDataLoader", "resumed", {"places": [0.01, 0.5, 0.95]}, _resumed, ("stateful",), data=("samples.zarr",)),
 ]  # fmt: skip
 ROWS = {row.name: row for row in _LIST}
@@ -385,7 +338,7 @@ def _options(row: Row, contender: str, local: Path) -> list[dict[str, Any]]:
     known = service.contenders.get(contender)
     base = f"{known if known else service.contenders['cachedfs']}{service.top}"
     options: dict[str, Any] = {"base": base, **row.options}
-    if row.do in ("images", "random_samples", "whole", "packed", "written"):
+    if row.do in ("images", "random_samples", "whole", "packed"):
         options["local"] = str(local)
     if row.do != "small":
         return [options]

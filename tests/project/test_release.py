@@ -47,15 +47,16 @@ def test_stated_python_versions_are_those_of_the_package():
     "name", ["fsspec", "aiohttp", "zlib-ng", "gcsfs", "s3fs", "PyDrive2", "zarr", "torch"]
 )
 def test_stated_minimum_versions_are_those_of_the_installer(name):
-    extras = [
-        each
-        for name, some in ABOUT["optional-dependencies"].items()
-        if name not in ("dev", "docs", "works")
-        for each in some
-    ]
+    extras = [each for some in ABOUT["optional-dependencies"].values() for each in some]
     needed = [Requirement(text) for text in [*ABOUT["dependencies"], *extras]]
     minimums = {str(each.specifier) for each in needed if each.name == name.lower()}
     assert minimums == {f">={STATED[name].removesuffix(' or newer')}"}
+
+
+def test_groups_and_extras_that_the_makefile_installs_exist():
+    groups, extras = PROJECT["dependency-groups"], ABOUT["optional-dependencies"]
+    assert {*re.findall(r"--group ([a-z]+)", MAKEFILE)} == groups.keys()
+    assert {*re.search(r"^EXTRAS = (.+)$", MAKEFILE, re.MULTILINE)[1].split(",")} <= extras.keys()
 
 
 def test_every_base_dependency_is_stated():
@@ -70,8 +71,7 @@ def test_the_readme_lists_every_extra_of_a_user():
         for cell in re.findall(r"^\| (`.+?) \| ", table, re.MULTILINE)
         for name in re.findall(r"`(\w+)`", cell)
     ]
-    ours = {"dev", "docs", "rivals", "works"}
-    assert sorted(listed) == sorted(ABOUT["optional-dependencies"].keys() - ours)
+    assert sorted(listed) == sorted(ABOUT["optional-dependencies"])
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "README.md"])
@@ -92,8 +92,8 @@ def test_ci_builds_the_release_and_its_files_exist():
 def test_test_files_named_in_pages_and_the_makefile_exist():
     pages = "".join((ROOT / page).read_text() for page in ("SECURITY.md", "CONTRIBUTING.md"))
     named = re.findall(r"tests/[\w/]+\.py", pages)
-    named += [
-        f"tests/{name}" for name in re.search(r"^OLDEST_TESTS = (.+)$", MAKEFILE, re.MULTILINE)[1].split()
-    ]
+    for variable in "OLDEST_TESTS", "QUICK":
+        paths = re.search(rf"^{variable} = (.+)$", MAKEFILE, re.MULTILINE)[1]
+        named += [f"tests/{name}" for name in paths.split()]
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []

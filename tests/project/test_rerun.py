@@ -1,15 +1,12 @@
 """`tests.rerun`: a test that passes the second time is flaky; any other failure fails the run."""
 
 import os
-import shutil
 import subprocess
 import sys
 
-import pytest
-
 from tests.support import ROOT
 
-FAILS_ONCE = """
+TESTS = """
 import pathlib, pytest
 
 def test_passes(): pass
@@ -19,33 +16,25 @@ def test_fails_once():
     ran = marker.exists()
     marker.touch()
     assert ran
-"""
-ALSO_OTHERS = (
-    FAILS_ONCE
-    + """
+
 def test_fails(): assert False
-
-def test_skips(): pytest.skip() if pathlib.Path("skip").exists() else (pathlib.Path("skip").touch(), pytest.fail())
 """
-)
 
 
-def rerun(folder, code, *arguments):
-    shutil.copy(ROOT / "pyproject.toml", folder)
-    (folder / "test_example.py").write_text(code)
-    return subprocess.run(
-        [sys.executable, "-m", "tests.rerun", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+def test_only_a_test_that_passes_the_second_time_does_not_fail_the_run(tmp_path):
+    (tmp_path / "test_example.py").write_text(TESTS)
+    own = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
+    command = [sys.executable, "-m", "tests.rerun", "-n", "0", "-k"]
+    environment = os.environ | own
 
+    def run(which):
+        return subprocess.run(
+            [*command, which], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
 
-@pytest.mark.parametrize(("code", "processes", "status"), [(FAILS_ONCE, 1, 0), (ALSO_OTHERS, 0, 1)])
-def test_only_a_test_that_passes_the_second_time_does_not_fail_the_run(tmp_path, code, processes, status):
-    done = rerun(tmp_path, code, "test_example.py", "-n", str(processes))
-    assert done.returncode == status, done.stdout
+    assert run("test_fails").returncode == 1
     assert (tmp_path / "flaky.txt").read_text() == "test_example.py::test_fails_once\n"
+    (tmp_path / "ran").unlink()
+    done = run("test_fails_once")
+    assert done.returncode == 0, done.stdout
     assert "FLAKY\ntest_example.py::test_fails_once\n" in done.stdout
-    assert "  test_example.py::test_passes\n" in done.stdout  # in the list of the slowest

@@ -1,14 +1,11 @@
 """The simulated Google Drive, used by PyDrive2 and the Google API client."""
 
-import dataclasses
 import gzip
 import http.client
 import io
 import json
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +15,7 @@ import pytest
 
 from cachedfs.sim import DriveServer, Fault, Profile, Quota
 from cachedfs.sim.drive.fields import FIELDS
-from cachedfs.sim.drive.query import parse_mask, parse_query, project
-from cachedfs.sim.network import PROFILES, Delay, Network
+from cachedfs.sim.network import Delay, Network
 from cachedfs.sim.quota import QUOTAS, Meter
 from tests.sim.discovery import problems_of_reply
 
@@ -197,25 +193,6 @@ def test_pydrive2_retries_after_the_rate_limit(server: DriveServer, pyfs: Any) -
     assert [entry.status for entry in server.requests] == [403, 200]
 
 
-def test_version_2_only_reads(server: DriveServer) -> None:
-    item_id = server.put("title", b"x")
-    at, fields = f"{V2}/{item_id}", "id,title,fileSize,parents(id),labels"
-    shown = {"id": item_id, "title": "title", "fileSize": "1", "labels": {"trashed": False}}
-    item = ask_json(server, at, fields=fields)
-    assert item.pop("parents") == [{"kind": "drive#parentReference", "id": server.item("root")["id"]}]
-    assert item == shown
-    page = ask_json(server, V2, q="title='title'", maxResults=1, fields=f"items({fields})")
-    assert [row["title"] for row in page["items"]] == ["title"]
-    form = {"content_type": "application/x-www-form-urlencoded", "x_http_method_override": "GET"}
-    status, _, text = ask(server, V2, "POST", urlencode({"q": "title='title'"}).encode(), **form)
-    assert (status, json.loads(text)["items"][0]["id"]) == (200, item_id)
-    assert ask_json(server, at, fields="name,kinds")["reason"] == "invalidParameter"
-    assert ask_json(server, at, alt="media", revisionId="r")["status"] == 501
-    assert ask(server, at, "POST", b"{}", x_http_method_override="PATCH")[0] == 501
-    for method, path in (("POST", V2), ("PUT", at), ("DELETE", at), ("GET", "/drive/v2/about")):
-        assert ask(server, path, method, b"{}")[0] == 404
-
-
 # google-api-python-client
 
 
@@ -291,17 +268,6 @@ def test_copies_moves_and_revisions(server: DriveServer, v3: Any) -> None:
     assert (error["status"], error["reason"]) == (403, "cannotDeleteOnlyRevision")
 
 
-def test_items_without_media_are_created(server: DriveServer) -> None:
-    folder = ask_json(server, V3, "POST", {"name": "d", "mimeType": FOLDER}, fields="*")
-    assert not {"size", "md5Checksum", "headRevisionId"} & folder.keys()
-    body = {"name": "s", "mimeType": SHORTCUT, "shortcutDetails": {"targetId": folder["id"]}}
-    made = ask_json(server, V3, "POST", body, fields="*")
-    assert made["shortcutDetails"] == {"targetId": folder["id"], "targetMimeType": FOLDER}
-    assert "size" not in made
-    empty = ask_json(server, V3, "POST", {"name": "e"}, fields="size")
-    assert (empty["size"], server.get("e")) == ("0", b"")
-
-
 # gdrive-fsspec
 
 
@@ -358,21 +324,6 @@ def test_changes_are_listed_once_each_in_pages(server: DriveServer) -> None:
     assert page["newStartPageToken"] == after
 
 
-def test_a_removed_or_trashed_folder_is_one_change(server: DriveServer) -> None:
-    item_id, folder = server.put("d/f", b"x"), server.folder("d")
-    first = start(server)
-    ask_json(server, f"{V3}/{folder}", "PATCH", {"trashed": True})
-    [row] = changes(server, first, fields="*")["changes"]
-    assert (row["fileId"], row["file"]["trashed"]) == (folder, True)
-    assert ask(server, f"{V3}/{folder}", "DELETE")[0] == 204
-    assert seen(server, first) == [(folder, True)]
-    assert ask_json(server, f"{V3}/{item_id}")["status"] == 404
-    for wrong in ("x", "0", "1000"):
-        assert changes(server, wrong)["location"] == "pageToken"
-    assert ask_json(server, CHANGES)["reason"] == "required"
-    assert changes(server, first, includeRemoved="false")["status"] == 501
-
-
 def test_a_change_is_in_the_feed_after_a_delay_and_never_lost(
     server: DriveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,17 +344,6 @@ def test_a_change_is_in_the_feed_after_a_delay_and_never_lost(
         assert seen(another, "1") == []
         now[0] = 101
         assert seen(another, "1")[-1] == (item_id, False)
-
-
-def test_a_rejected_feed_token_is_a_bad_request(server: DriveServer) -> None:
-    first = start(server)
-    server.put("f", b"x")
-    server.expire_changes()
-    error = changes(server, first)
-    assert (error["status"], error["reason"], error["location"]) == (400, "invalid", "pageToken")
-    first, item_id = start(server), server.put("g", b"x")
-    [row] = changes(server, first)["changes"]
-    assert (row["fileId"], row["file"].keys()) == (item_id, {"kind", "id", "name", "mimeType"})
 
 
 def test_a_shared_drive_has_its_own_feed(server: DriveServer) -> None:
@@ -440,29 +380,6 @@ def test_items_leaving_a_shared_drive_are_removed_only_in_its_feed(server: Drive
 # Writes
 
 
-def test_updates(server: DriveServer) -> None:
-    item_id, folder = server.put("f", b"x"), server.folder("d")
-    body = {"name": "g", "properties": {"k": "v"}, "starred": True}
-    ask_json(server, f"{V3}/{item_id}?addParents={folder}&removeParents=root", "PATCH", body)
-    item = server.item(item_id)
-    assert (item["name"], item["starred"], item["properties"]) == ("g", True, {"k": "v"})
-    assert server.get("d/g") == b"x"
-    ask_json(server, f"{V3}/{item_id}", "PATCH", {"trashed": True})
-    assert server.item(item_id)["trashed"] is True
-    error = ask_json(server, f"{V3}/{item_id}", "PATCH", {"parents": ["root"]})
-    assert (error["status"], error["reason"]) == (403, "fieldNotWritable")
-
-
-def test_a_rename_bumps_the_version_but_not_the_revision(server: DriveServer) -> None:
-    item_id = server.put("f", b"x")
-    before = server.item(item_id)
-    ask_json(server, f"{V3}/{item_id}", "PATCH", {"name": "g"})
-    after = server.item(item_id)
-    assert int(after["version"]) > int(before["version"])
-    assert after["modifiedTime"] > before["modifiedTime"]
-    assert after["headRevisionId"] == before["headRevisionId"]
-
-
 def test_a_given_modification_time_is_kept(server: DriveServer, v3: Any) -> None:
     from googleapiclient.http import MediaIoBaseUpload
 
@@ -487,98 +404,11 @@ def test_a_given_modification_time_is_kept(server: DriveServer, v3: Any) -> None
     assert copied["modifiedTime"] == at(2005)["modifiedTime"]
 
 
-def test_an_item_with_a_generated_id_is_created_once(server: DriveServer) -> None:
-    ids = ask_json(server, f"{V3}/generateIds", count=3)["ids"]
-    assert len(set(ids)) == 3
-    assert ask_json(server, V3, "POST", {"id": ids[0], "name": "once"})["id"] == ids[0]
-    error = ask_json(server, V3, "POST", {"id": ids[0], "name": "once"})
-    assert (error["status"], error["reason"]) == (409, "fileIdInUse")
-    assert ask_json(server, V3, "POST", {"id": "mine", "name": "once"})["status"] == 400
-    assert len(server.find("once")) == 1
-    assert ask_json(server, V3, "POST", {"id": ids[1], "name": "folder", "mimeType": FOLDER})["id"] == ids[1]
-    assert ask_json(server, f"{V3}/generateIds", count=1001)["status"] == 400
-
-
-def test_a_document_has_no_generated_id(server: DriveServer) -> None:
-    [id] = ask_json(server, f"{V3}/generateIds", count=1)["ids"]
-    document = server.document("doc", "text")
-    for at, body in (
-        (V3, {"name": "new", "mimeType": DOCUMENT}),
-        (f"{V3}/{document}/copy", {"name": "copy"}),
-    ):
-        error = ask_json(server, at, "POST", {"id": id, **body})
-        assert (error["status"], error["reason"]) == (400, "generatedIdNotSupported")
-    assert server.find("new") == server.find("copy") == []
-    ask_json(server, f"{V3}/{document}/copy", "POST", {"name": "copy"})
-    assert len(server.find("copy")) == 1
-
-
-def test_operations_that_drive_does_not_allow_are_refused(server: DriveServer) -> None:
-    a, b, item_id = server.folder("a"), server.folder("a/b"), server.put("f", b"x")
-    assert ask_json(server, V3, "POST", {"parents": [a, b]})["location"] == "parents"
-    at = f"{V3}/{item_id}"
-    assert ask_json(server, f"{at}?addParents={a},{b}", "PATCH", {})["reason"] == "multipleParentsNotAllowed"
-    assert ask_json(server, f"{V3}/{a}?addParents={item_id}", "PATCH", {})["reason"] == "parentNotAFolder"
-    assert ask_json(server, f"{V3}/{a}?addParents={b}", "PATCH", {})["status"] == 400
-    assert ask_json(server, f"{V3}/root", "DELETE")["status"] == 403
-    server.edit(a, capabilities={"canAddChildren": False})
-    assert ask_json(server, V3, "POST", {"parents": [a]})["reason"] == "insufficientFilePermissions"
-    assert ask_json(server, f"{V3}/{b}/copy", "POST", {})["reason"] == "cannotCopyFile"
-    assert ask(server, f"{UPLOAD}/{b}?uploadType=resumable", "PATCH", b"{}")[0] == 403
-
-
-def test_capabilities_are_enforced(server: DriveServer) -> None:
-    item_id = server.put("f", b"x")
-    at, revision = f"{V3}/{item_id}", server.item(item_id)["headRevisionId"]
-    names = ("canDownload", "canReadRevisions", "canEdit", "canDelete", "canCopy")
-    server.edit(item_id, capabilities=dict.fromkeys(names, False))
-    assert ask_json(server, at, alt="media")["reason"] == "cannotDownloadFile"
-    assert ask_json(server, f"{at}/revisions/{revision}", alt="media")["status"] == 403
-    assert ask_json(server, at + "/revisions")["status"] == 403
-    assert ask_json(server, at, "PATCH", {"name": "g"})["reason"] == "insufficientFilePermissions"
-    assert ask_json(server, at, "DELETE")["status"] == 403
-    assert ask_json(server, at + "/copy", "POST", {})["reason"] == "cannotCopyFile"
-    assert server.item(item_id)["capabilities"]["canShare"] is True
-
-
-def test_a_limited_folder_is_seen_and_answers_with_an_empty_list(server: DriveServer) -> None:
-    inner, shared = server.put("d/sub/f", b"x"), server.put("d/sub/shared", b"x")
-    folder = server.folder("d")
-    server.share(shared)
-    server.limit(folder)
-    found = ask_json(server, f"{V3}/{folder}", fields="*")
-    assert (found["inheritedPermissionsDisabled"], found["capabilities"]["canListChildren"]) == (True, False)
-    assert names(server, "'root' in parents") == ["d"]
-    for query in (f"'{folder}' in parents", f"'{folder}' in parents and name = 'sub'", "name = 'f'"):
-        assert names(server, query) == []
-    assert ask_json(server, f"{V3}/{inner}")["status"] == 404
-    assert ask_json(server, f"{V3}/{shared}")["name"] == "shared"
-    assert ask_json(server, V3, "POST", {"name": "new", "parents": [folder]})["status"] == 403
-    server.limit(folder, limited=False)
-    assert names(server, f"'{folder}' in parents") == ["sub"]
-
-
 # Listings
 
 
-def test_names_are_searched_without_regard_to_case(server: DriveServer) -> None:
-    server.put("Name", b"1")
-    server.put("NAME", b"2")
-    server.put("Name.txt", b"3")
-    assert names(server, "name='name' and 'root' in parents") == ["NAME", "Name"]
-    assert names(server, "name='name'") == ["NAME", "Name"]
-
-
-def test_names_may_contain_quotes_backslashes_and_slashes(server: DriveServer) -> None:
-    for name in ("it's", "a\\b", "a/b", "..", "ü 'x' \\", "line\nbreak"):
-        item_id = server.add(name, b"x")
-        escaped = name.replace("\\", "\\\\").replace("'", "\\'")
-        [found] = ask_json(server, V3, q=f"'root' in parents and name='{escaped}'")["files"]
-        assert (found["id"], found["name"]) == (item_id, name)
-
-
-@pytest.mark.parametrize("name", ["'", "''", "'a'"])
-def test_a_name_in_single_quotes_is_listed_and_not_found_by_its_name(server: DriveServer, name: str) -> None:
+def test_a_name_in_single_quotes_is_listed_and_not_found_by_its_name(server: DriveServer) -> None:
+    name = "'a'"
     item_id = server.add(name, b"x")
     [found] = ask_json(server, V3, q="'root' in parents")["files"]
     assert (found["id"], found["name"]) == (item_id, name)
@@ -607,72 +437,12 @@ def test_queries_follow_the_grammar(server: DriveServer, q: str, expected: list[
     assert names(server, q) == expected
 
 
-@pytest.mark.parametrize("q", ["name", "name=", "title='x'", "(name='x'", "(name='x' name='y')", "name='x' and", "'x' in owners", "name < 'x'", "x='y'", "name='x' name='y'", "trashed='x'"])  # fmt: skip
+@pytest.mark.parametrize("q", ["name=", "title='x'", "(name='x'", "name='x' name='y'"])
 def test_invalid_queries_are_refused(server: DriveServer, q: str) -> None:
     error = ask_json(server, V3, q=q)
     assert (error["status"], error["reason"], error["location"]) == (400, "invalid", "q")
     assert (error["domain"], error["locationType"]) == ("global", "parameter")
     assert server.count("list") == 1
-
-
-def test_a_query_tells_where_its_matches_are() -> None:
-    query = parse_query("('a' in parents or 'b' in parents) and name='T' and trashed=false")
-    assert (query.parents, query.name) == (("a", "b"), "t")
-    assert parse_query("not 'a' in parents or name='x'").parents is None
-
-
-def test_a_missing_folder_is_not_found(server: DriveServer) -> None:
-    error = ask_json(server, V3, q="'nothing' in parents")
-    assert (error["status"], error["reason"], error["location"]) == (404, "notFound", "fileId")
-
-
-def test_pages_may_be_short_or_empty(server: DriveServer) -> None:
-    folder, sizes, more = server.folder("d"), list[int](), dict[str, str]()
-    server.fill(folder, 5)
-    server.short_pages(2)
-    for _ in range(6):
-        page = ask_json(server, V3, q=f"'{folder}' in parents", **more)
-        sizes.append(len(page["files"]))
-        more = {"pageToken": page.get("nextPageToken", "")}
-    assert (sizes, more) == ([0, 2, 0, 2, 0, 1], {"pageToken": ""})
-
-
-def test_a_rejected_page_token_is_a_bad_request(server: DriveServer) -> None:
-    folder = server.folder("d")
-    server.fill(folder, 5)
-    q = f"'{folder}' in parents"
-    token = ask_json(server, V3, q=q, pageSize=2)["nextPageToken"]
-    pages = [ask_json(server, V3, q=q, pageSize=2, pageToken=token)["files"] for _ in range(2)]
-    assert pages[0] == pages[1]
-    for wrong in ({"q": q, "pageToken": "x"}, {"q": "trashed=false", "pageToken": token}):
-        error = ask_json(server, V3, **wrong)
-        assert (error["status"], error["reason"], error["location"]) == (400, "invalid", "pageToken")
-
-
-def test_an_item_deleted_between_two_pages_is_not_on_the_second(server: DriveServer) -> None:
-    ids = [server.put(f"f{i}", b"") for i in range(4)]
-    page = ask_json(server, V3, q="'root' in parents", pageSize=2)
-    server.remove(ids[2])
-    rest = ask_json(server, V3, q="'root' in parents", pageSize=2, pageToken=page["nextPageToken"])
-    assert [item["id"] for item in rest["files"]] == [ids[3]]
-
-
-def test_listings_are_ordered_on_request(server: DriveServer) -> None:
-    for name in ("b", "A", "c"):
-        server.put(name, b"")
-    found = ask_json(server, V3, q="'root' in parents", orderBy="name")["files"]
-    assert [item["name"] for item in found] == ["A", "b", "c"]
-    assert ask_json(server, V3, orderBy="title")["location"] == "orderBy"
-
-
-def test_a_page_has_100_items_by_default_and_at_most_1000(server: DriveServer) -> None:
-    folder = server.folder("d")
-    server.fill(folder, 1200, prefix="x", size=3)
-    q = f"'{folder}' in parents"
-    assert len(ask_json(server, V3, q=q)["files"]) == 100
-    assert len(ask_json(server, V3, q=q, pageSize=5000)["files"]) == 1000
-    assert ask_json(server, V3, q=q, pageSize=0)["status"] == 400
-    assert server.get("d/x001199") == b"x00"
 
 
 # Fields
@@ -682,25 +452,6 @@ def test_fields_are_those_of_the_discovery_document() -> None:
     documents = Path(discovery.__file__).parent / "discovery_cache" / "documents"
     schema = json.loads((documents / "drive.v3.json").read_text())["schemas"]["File"]
     assert set(FIELDS) == schema["properties"].keys()
-
-
-def test_all_fields_of_all_kinds_of_items_can_be_read(server: DriveServer) -> None:
-    document, drive_id = server.document("doc", "text"), server.share_drive("team")
-    target = server.put("d/f", b"xyz")
-    server.shortcut("s", target)
-    server.edit(target, capabilities={"canDownload": False}, resourceKey=None, description="d")
-    server.put("t", b"", parent=drive_id)
-    rows = ask_json(server, V3, fields="*", **BOTH)["files"]  # each is checked, see `judge`
-    assert {row["name"] for row in rows} == {"doc", "d", "f", "s", "t"}
-    item = ask_json(server, f"{V3}/{target}", fields="*")
-    assert (item["name"], item["size"], item["trashed"], item["description"]) == ("f", "3", False, "d")
-    assert item["parents"] == [server.folder("d")]
-    assert ask_json(server, f"{V3}/{target}").keys() == {"kind", "id", "name", "mimeType"}
-    assert ask(server, f"{V3}/{document}/export?mimeType=text/html")[2] == b"text"
-    drives = ask_json(server, "/drive/v3/drives")["drives"]
-    assert drives == [{"kind": "drive#drive", "id": drive_id, "name": "team"}]
-    assert ask_json(server, "/drive/v3/about", fields="user")["user"]["displayName"] == "Sim User"
-    assert ask_json(server, "/drive/v3/about")["location"] == "fields"
 
 
 def test_listings_changes_and_lookups_show_the_same_fields(server: DriveServer) -> None:
@@ -728,77 +479,7 @@ def test_listings_changes_and_lookups_show_the_same_fields(server: DriveServer) 
         assert ask_json(server, f"{V3}/{item['id']}", fields=fields, supportsAllDrives="true") == item
 
 
-def test_a_fields_mask_keeps_what_it_names(server: DriveServer) -> None:
-    item_id = server.put("f", b"x")
-    assert ask_json(server, V3, fields="kind") == {"kind": "drive#fileList"}
-    assert ask_json(server, V3, fields="files(id, name)") == {"files": [{"id": item_id, "name": "f"}]}
-    for wrong in ("files(title)", "files(id", "files(", "id)", "a/b"):
-        error = ask_json(server, V3, fields=wrong)
-        assert (error["status"], error["reason"]) == (400, "invalidParameter")
-    mask = parse_mask("a(c,d(e)),f")
-    assert mask == {"a": {"c": {}, "d": {"e": {}}}, "f": {}}
-    assert project({"a": [{"b": 1, "d": {"e": 2, "x": 3}}], "g": 4}, mask) == {"a": [{"d": {"e": 2}}]}
-
-
 # Items
-
-
-def test_folders_shortcuts_and_documents_have_no_content(server: DriveServer) -> None:
-    target = server.put("f", b"x", mimeType="text/x")
-    server.edit(target, resourceKey="rk")
-    shortcut, dangling = server.shortcut("s", target), server.shortcut("dangling", "nowhere")
-    details = {"targetId": target, "targetMimeType": "text/x", "targetResourceKey": "rk"}
-    assert server.item(shortcut)["shortcutDetails"] == details
-    assert server.item(dangling)["shortcutDetails"] == {"targetId": "nowhere"}
-    for item_id in (shortcut, server.document("doc", "text"), server.folder("d")):
-        assert not {"size", "md5Checksum", "headRevisionId"} & server.item(item_id).keys()
-        error = ask_json(server, f"{V3}/{item_id}", alt="media")
-        assert (error["status"], error["reason"]) == (403, "fileNotDownloadable")
-
-
-def test_an_export_ignores_ranges_and_has_a_limit(server: DriveServer) -> None:
-    document = server.document("doc", "text")
-    at = f"{V3}/{document}/export"
-    status, headers, body = ask(server, f"{at}?mimeType=text/html", range="bytes=0-1")
-    assert (status, body, headers["Content-Type"]) == (200, b"text", "text/html")
-    assert ask(server, f"{at}?mimeType=text/plain")[2] == "\ufefftext".encode()
-    assert ask_json(server, at, mimeType="image/png")["status"] == 400
-    big, blob = server.document("big", "x" * (10 << 20) + "x"), server.put("f", b"x")
-    for id, reason in ((big, "exportSizeLimitExceeded"), (blob, "fileNotExportable")):
-        assert ask_json(server, f"{V3}/{id}/export", mimeType="text/plain")["reason"] == reason
-
-
-def test_duplicates_are_two_items(server: DriveServer) -> None:
-    first, second = server.put("f", b"1"), server.put("f", b"2", new=True)
-    assert [item["id"] for item in server.find("f")] == [second, first]
-    assert server.put("f", b"3") == second
-    assert server.get("f") == b"3"
-    server.trash(second)
-    assert server.get("f") == b"1"
-    assert len(server.find("f")) == 2
-
-
-def test_children_of_a_trashed_folder_are_trashed(server: DriveServer) -> None:
-    item_id, folder = server.put("d/sub/f", b"x"), server.folder("d")
-    server.trash(folder)
-    assert server.item(item_id)["trashed"] is True
-    assert names(server, "trashed=false") == []
-    assert names(server, "trashed=true") == ["d", "f", "sub"]
-    assert server.find("d/sub/f") == []
-    server.trash(folder, False)
-    assert server.get("d/sub/f") == b"x"
-
-
-def test_an_item_may_be_in_two_folders(server: DriveServer) -> None:
-    a, b = server.folder("a"), server.folder("b")
-    item_id = server.put("a/f", b"x")
-    server.edit(item_id, parents=[a, b])
-    assert (server.get("a/f"), server.get("b/f")) == (b"x", b"x")
-    assert names(server, f"'{a}' in parents or '{b}' in parents") == ["f"]
-    server.trash(a)
-    assert server.item(item_id)["trashed"] is False
-    server.remove(a)
-    assert server.item(item_id)["parents"] == [b]
 
 
 def test_items_of_a_shared_drive_are_visible_only_on_request(server: DriveServer) -> None:
@@ -820,78 +501,6 @@ def test_items_of_a_shared_drive_are_visible_only_on_request(server: DriveServer
     assert server.item(mine)["driveId"] == drive_id
 
 
-def test_a_non_member_sees_shared_items_of_a_shared_drive_only(server: DriveServer) -> None:
-    drive_id = server.share_drive("theirs", member=False)
-    item_id = server.put("shared/f", b"x", parent=drive_id)
-    hidden = server.put("hidden", b"y", parent=drive_id)
-    folder = server.folder("shared", parent=drive_id)
-    assert ask_json(server, f"{V3}/{folder}", **BOTH)["reason"] == "notFound"
-    server.share(folder)
-    shown = ask_json(server, f"{V3}/{folder}", fields="*", **BOTH)
-    assert (shown["driveId"], "parents" in shown) == (drive_id, False)
-    assert ask_json(server, f"{V3}/{item_id}", fields="parents", **BOTH) == {"parents": [folder]}
-    for id in (hidden, drive_id):
-        assert ask_json(server, f"{V3}/{id}", **BOTH)["reason"] == "notFound"
-    assert names(server, "trashed=false", **BOTH) == ["f", "shared"]
-    assert names(server, "sharedWithMe=true", **BOTH) == ["shared"]
-    assert names(server, f"'{folder}' in parents", **BOTH) == ["f"]
-    assert ask_json(server, "/drive/v3/drives")["drives"] == []
-    for address, query in ((V3, {"corpora": "drive"}), (CHANGES, {"pageToken": "1"})):
-        refused = ask_json(server, address, **BOTH, **query, driveId=drive_id)
-        assert (refused["status"], refused["reason"], refused["location"]) == (404, "notFound", "driveId")
-    assert dict(seen(server, "1", **BOTH)).keys() == {item_id, folder}
-
-
-def test_a_resource_key_gives_access_to_an_item(server: DriveServer) -> None:
-    item_id = server.put("f", b"x")
-    server.edit(item_id, resourceKey="rk")
-    for key, status in (("", 404), (f"{item_id}/no", 404), (f"a/b,{item_id}/rk", 200)):
-        assert ask(server, f"{V3}/{item_id}?alt=media", x_goog_drive_resource_keys=key)[0] == status
-    assert ask_json(server, V3)["files"][0]["resourceKey"] == "rk"
-
-
-@pytest.mark.parametrize("revision", [False, True])
-def test_abuse_must_be_acknowledged_for_flagged_files_and_for_no_others(
-    server: DriveServer, revision: bool
-) -> None:
-    item_id = server.put("f", b"x")
-    at = f"{V3}/{item_id}" + (f"/revisions/{server.item(item_id)['headRevisionId']}" if revision else "")
-
-    def refusal(**more: str) -> tuple[str, str | None]:
-        error = ask_json(server, at, alt="media", **more)
-        assert error["status"] == 403
-        return error["reason"], error.get("location")
-
-    acknowledged, where = {"acknowledgeAbuse": "true"}, "acknowledgeAbuse"
-    assert refusal(**acknowledged) == ("invalidAbuseAcknowledgment", where)
-    assert ask(server, f"{at}?alt=media&acknowledgeAbuse=false")[2] == b"x"
-    server.edit(item_id, abusive=True)
-    assert refusal() == ("cannotDownloadAbusiveFile", None)
-    assert ask(server, f"{at}?alt=media&acknowledgeAbuse=true")[2] == b"x"
-    error = ask_json(server, f"{V3}/{item_id}", acknowledgeAbuse="true")  # only in downloads
-    assert (error["status"], error["reason"]) == (403, "invalidAbuseAcknowledgment")
-    server.share(item_id)  # now it is somebody else's
-    assert refusal(**acknowledged) == ("cannotDownloadAbusiveFile", where)
-
-
-def test_edit_removes_a_field_set_to_none(server: DriveServer) -> None:
-    item_id = server.put("f", b"x")
-    server.edit(item_id, md5Checksum=None, description="d", name="g")
-    item = server.item(item_id)
-    assert (item.get("md5Checksum"), item["description"], item["name"]) == (None, "d", "g")
-    assert server.get("g") == b"x"
-
-
-def test_items_shared_by_others_are_in_no_folder(server: DriveServer) -> None:
-    item_id, folder = server.shared_with_me("f", b"x"), server.shared_with_me("d")
-    server.put("in", b"y", parent=folder)
-    item = server.item(item_id)
-    assert (item.get("parents"), item["ownedByMe"], item["shared"]) == (None, False, True)
-    assert names(server, "'root' in parents") == []
-    assert names(server, f"'{folder}' in parents") == ["in"]
-    assert ask(server, f"{V3}/{item_id}?alt=media")[2] == b"x"
-
-
 # Bytes
 
 
@@ -905,28 +514,6 @@ def test_ranges(server: DriveServer) -> None:
     assert (status, headers["Content-Range"]) == (416, "bytes */10")
     assert json.loads(data)["error"]["errors"][0]["reason"] == "requestedRangeNotSatisfiable"
     assert [(entry.kind, entry.key) for entry in server.requests] == [("media", item_id)] * 3
-
-
-def test_every_range_of_an_empty_file_is_refused(server: DriveServer) -> None:
-    item_id = server.put("f", b"")
-    for given in ("bytes=0-104857599", "bytes=0-", "bytes=-1"):
-        status, headers, _ = ask(server, f"{V3}/{item_id}?alt=media", range=given)
-        assert (status, headers["Content-Range"]) == (416, "bytes */0")
-    assert ask(server, f"{V3}/{item_id}?alt=media")[::2] == (200, b"")
-
-
-def test_ranges_of_a_revision(server: DriveServer) -> None:
-    drive_id = server.share_drive("team")  # the method has no parameter supportsAllDrives, and needs none
-    item_id = server.put("f", b"0123456789", parent=drive_id)
-    at = f"{V3}/{item_id}/revisions/{server.item(item_id)['headRevisionId']}?alt=media"
-    server.put("f", b"other", parent=drive_id)
-    status, headers, data = ask(server, at, range="bytes=2-4")
-    assert (status, headers["Content-Range"], data) == (206, "bytes 2-4/10", b"234")
-    assert server.count("media", item_id) == 1
-    assert ask_json(server, f"{V3}/{item_id}/revisions/x", alt="media")["location"] == "revisionId"
-    server.quota(Quota(file_bytes=5.0))
-    ask(server, at, range="bytes=0-4")
-    assert ask_json(server, at)["reason"] == "downloadQuotaExceeded"
 
 
 def test_a_reply_is_of_the_revision_at_its_start() -> None:
@@ -994,23 +581,6 @@ def test_a_resumable_upload_reports_the_bytes_received(server: DriveServer) -> N
     assert server.count("upload", made["id"]) == len(server.requests)
 
 
-def test_a_cancelled_upload_is_not_found(server: DriveServer) -> None:
-    at = begin(server, {"name": "f"})
-    assert ask(server, at, "DELETE")[0] == 499
-    assert ask(server, at, "PUT", b"x")[0] == 404
-    assert server.find("f") == []
-
-
-def test_an_upload_replaces_the_content_and_keeps_the_id(server: DriveServer) -> None:
-    item_id = server.put("f", b"old", mimeType="text/x")
-    before = server.item(item_id)
-    ask(server, begin(server, {}, item_id), "PUT", b"new")
-    [after] = server.find("f")
-    assert (server.get("f"), after["md5Checksum"]) == (b"new", "22af645d1859cb5ca6da0c484f1f37ea")
-    assert after["headRevisionId"] != before["headRevisionId"]
-    assert after["id"] == item_id
-
-
 # Budgets, errors, tokens
 
 
@@ -1054,14 +624,6 @@ def test_a_minute_is_any_60_seconds_or_one_of_the_clock(minute: Any, refused: li
     assert [meter.charge("a", "p", 5, at) == "user" for at in times] == refused
 
 
-def test_profiles_have_the_published_quotas() -> None:
-    assert PROFILES["drive-typical"].quota == QUOTAS["requests"]
-    assert PROFILES["drive-bad"].quota == QUOTAS["units"]
-    assert PROFILES["gcs-region"].quota == PROFILES["off"].quota == Quota()
-    with pytest.raises(ValueError, match="known: none, units, requests"):
-        DriveServer(quota="old")
-
-
 def test_the_log_contains_the_cost_of_each_request(server: DriveServer) -> None:
     item_id, document = server.put("f", b"x"), server.document("d", "text")
     at, costs = f"{V3}/{item_id}", list[int]()
@@ -1077,32 +639,6 @@ def test_the_log_contains_the_cost_of_each_request(server: DriveServer) -> None:
         costs.append(server.requests[-1].units)
     assert costs == [5, 100, 200, 200, 50, 5, 100, 5, 50, 5, 5, 0]
     assert server.requests[0].units == 50
-
-
-@pytest.mark.parametrize(("status", "reason"), [(403, "userRateLimitExceeded"), (429, "rateLimitExceeded")])
-def test_the_quota_of_a_user_is_shared_by_all_tokens(status: int, reason: str) -> None:
-    quota = Quota(units_per_user=200, units_per_project=1e6, status=status)
-    with DriveServer(quota=quota) as server:
-        server.account("c", "another")
-        at = f"{V3}/{server.put('f', b'x')}?alt=media"
-        assert ask(server, at, authorization="Bearer a")[0] == 200
-        got, _, text = ask(server, at, authorization="Bearer b")
-        error = json.loads(text)["error"]
-        assert (got, error["code"], error["errors"][0]["reason"]) == (status, status, reason)
-        assert error["errors"][0]["domain"] == "usageLimits"
-        assert ask(server, at, authorization="Bearer c")[0] == 200
-        assert [entry.units for entry in server.requests] == [200, 0, 200]
-        server.quota(Quota(units_per_project=200))
-        assert ask(server, at, authorization="Bearer c")[0] == 200
-        status, _, text = ask(server, at, authorization="Bearer a")
-        assert (status, json.loads(text)["error"]["errors"][0]["reason"]) == (403, "rateLimitExceeded")
-        assert ask(server, at, x_goog_user_project="other")[0] == 200
-
-
-def test_a_quota_uses_simulated_time() -> None:
-    with DriveServer(quota=Quota(requests_per_user=1.0), time_scale=1e6) as server:
-        # A minute takes 60 microseconds, and no request over a socket is faster.
-        assert {ask(server, V3)[0] for _ in range(5)} == {200}
 
 
 def test_too_many_creates_are_refused_and_create_nothing() -> None:
@@ -1134,84 +670,6 @@ def test_requested_and_not_sent_bytes_count_for_the_quota_of_a_file() -> None:
         assert gets == [200, "downloadQuotaExceeded", 206]
 
 
-def test_errors_of_the_profile_are_those_of_drive() -> None:
-    with DriveServer(Profile(error_rate=1.0)) as server:
-        at = f"{V3}/{server.put('f', b'x')}"
-        replies = [ask(server, at) for _ in range(60)]
-    pages = [text for status, _, text in replies if status == 502]
-    assert pages
-    assert all(page.startswith(b"<!DOCTYPE html>") for page in pages)
-    errors = [
-        (status, json.loads(text)["error"]["errors"][0]) for status, _, text in replies if status != 502
-    ]
-    assert {(status, error["reason"]) for status, error in errors} == {
-        (403, "userRateLimitExceeded"),
-        (403, "rateLimitExceeded"),
-        (429, "rateLimitExceeded"),
-        (500, "backendError"),
-        (503, "backendError"),
-    }
-
-
-def test_errors_and_stalls_of_a_profile_have_its_rate_and_clock() -> None:
-    profile = dataclasses.replace(PROFILES["drive-bad"], quota=Quota(), stall_rate=0.5, error_rate=0.25)
-    with DriveServer(profile, seed=5, time_scale=5e3) as server:
-        at = f"{V3}/{server.put('f', b'x')}?alt=media"
-        data = [body for status, _, body in (ask(server, at) for _ in range(100)) if status == 200]
-        log = server.requests
-    assert set(data) == {b"x"}
-    assert len(data) == pytest.approx(75, abs=15)
-    stalled = [entry for entry in log if entry.stalled]
-    assert len(stalled) == pytest.approx(50, abs=17)
-    assert all(entry.ended_s and entry.ended_s - entry.started_s >= 30 for entry in stalled)
-    assert (PROFILES["drive-bad"].error_rate, PROFILES["drive-bad"].stall_rate) == (0.02, 0.005)
-    assert (PROFILES["drive-typical"].error_rate, PROFILES["drive-typical"].stall_rate) == (0.002, 0.0002)
-
-
-def test_a_forbidden_item_is_refused(server: DriveServer) -> None:
-    item_id = server.put("f", b"x")
-    server.forbid(item_id)
-    assert ask_json(server, f"{V3}/{item_id}")["reason"] == "insufficientFilePermissions"
-    server.forbid(item_id, False)
-    assert ask(server, f"{V3}/{item_id}")[0] == 200
-
-
-def test_tokens_are_issued_expire_and_are_refused(server: DriveServer) -> None:
-    from google.auth.exceptions import RefreshError
-    from google.auth.transport.requests import Request
-    from google.oauth2.credentials import Credentials as UserCredentials
-
-    server.require_token("listed")
-    assert ask(server, V3, authorization="Bearer other")[0] == 401
-    assert ask(server, V3, authorization="Bearer listed")[0] == 200
-    uri = server.endpoint_url + "/token"
-    credentials = UserCredentials(None, refresh_token="r", token_uri=uri, client_id="i", client_secret="s")
-    credentials.refresh(Request())
-    issued = {"authorization": f"Bearer {credentials.token}"}
-    assert ask(server, V3, **issued)[0] == 200
-    server.expire_tokens()
-    status, headers, text = ask(server, V3, **issued)
-    assert (status, headers["WWW-Authenticate"][:6]) == (401, "Bearer")
-    error = json.loads(text)["error"]["errors"][0]
-    assert (error["reason"], error["location"]) == ("authError", "Authorization")
-    credentials.refresh(Request())
-    assert ask(server, V3, authorization=f"Bearer {credentials.token}")[0] == 200
-    server.refuse_tokens()
-    with pytest.raises(RefreshError, match="invalid_grant"):
-        credentials.refresh(Request())
-    assert server.count("token") == 3
-    assert ask(server, "/token", "POST", b"grant_type=x")[0] == 400
-
-
-def test_a_service_account_gets_a_token(server: DriveServer) -> None:
-    form = urlencode({"grant_type": "urn:ietf:params:oauth:grant-type:jwt-bearer", "assertion": "a.b.c"})
-    status, _, text = ask(server, "/token", "POST", form.encode())
-    reply = json.loads(text)
-    assert (status, reply["token_type"], reply["expires_in"]) == (200, "Bearer", 3599)
-    server.require_token()
-    assert ask(server, V3, authorization=f"Bearer {reply['access_token']}")[0] == 200
-
-
 def test_a_listing_costs_its_base_and_its_items() -> None:
     with DriveServer(Profile(listing=Delay(1.0), list_item_s=0.5), time_scale=100) as server:
         server.fill("root", 3)
@@ -1219,13 +677,6 @@ def test_a_listing_costs_its_base_and_its_items() -> None:
         [entry] = server.requests
         assert entry.ended_s is not None
         assert entry.ended_s - entry.started_s >= 2.5
-
-
-def test_unknown_addresses_are_not_found(server: DriveServer) -> None:
-    for path in ("/drive/v4/files", "/drive/v3/nothing", "/other", "/upload/drive/v3/about?uploadType=media"):
-        assert ask(server, path, "POST", b"")[0] == 404
-    assert ask(server, "/upload/drive/v3/files?uploadType=odd", "POST", b"")[0] == 400
-    assert ask(server, V3, "POST", b"{")[0] == 400
 
 
 # Ways to run
@@ -1262,17 +713,3 @@ def test_a_child_process_serves_and_accepts_commands(tmp_path: Path) -> None:
         server.remove(item_id)
         with pytest.raises(RuntimeError, match="item failed"):
             server.item(item_id)
-
-
-def test_the_command_serves_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(b"disk")
-    command = [sys.executable, "-m", "cachedfs.sim", "drive", "--folder", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        netloc = urlsplit(process.stdout.readline().strip()).netloc
-        connection = http.client.HTTPConnection(netloc, timeout=60)
-        connection.request("GET", V3 + "?fields=files(size)")
-        assert json.load(connection.getresponse())["files"][0]["size"] == "4"
-        connection.close()
-        process.terminate()
-        assert process.wait(120) == 0

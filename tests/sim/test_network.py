@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.sim.network import PROFILES, Delay, Link, Network, Profile
+from cachedfs.sim.network import PROFILES, Delay, Link, Profile
 
 MB = 1e6
 TABLE = PROFILES["table"]
@@ -106,24 +106,12 @@ def test_a_delay_has_its_median_and_95th_percentile() -> None:
     assert draws[19_000] == pytest.approx(0.100, rel=0.03)
 
 
-def test_the_profile_off_has_no_delays() -> None:
-    verdict = PROFILES["off"].first_byte("list", new_connection=True, rng=random.Random(0))
-    assert (verdict.wait_s, verdict.failed) == (0.0, False)
-    assert not PROFILES["off"].is_paced
-
-
 def test_the_profile_table_has_a_median_latency_of_45_ms() -> None:
     for kind in ("media", "metadata"):
         rng = random.Random(0)
         waits = [TABLE.first_byte(kind, new_connection=False, rng=rng).wait_s for _ in range(5000)]
         assert statistics.median(waits) == pytest.approx(0.045, rel=0.03)
         assert statistics.stdev(map(math.log, waits)) == pytest.approx(0.35, rel=0.03)
-
-
-def test_a_new_connection_has_an_additional_delay() -> None:
-    profile = Profile(media=Delay(0.1), connection_s=0.05)
-    verdict = profile.first_byte("media", new_connection=True, rng=random.Random(0))
-    assert verdict.wait_s == pytest.approx(0.15)
 
 
 def test_errors_and_stalls_have_the_rate_of_the_profile() -> None:
@@ -151,9 +139,3 @@ def test_a_profile_survives_json(name: str) -> None:
 def test_an_unknown_profile_is_an_error_with_the_known_names() -> None:
     with pytest.raises(ValueError, match="gcs-region"):
         Profile.resolve("fast")
-
-
-def test_time_scale_speeds_the_simulated_clock_up() -> None:
-    wall = iter([100.0, 101.5])
-    network = Network(TABLE, time_scale=10, clock=lambda: next(wall))
-    assert network.now() == pytest.approx(15.0)

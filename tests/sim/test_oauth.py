@@ -65,14 +65,6 @@ def status_of(server: DriveServer, token: str, method: str = "GET") -> int:
     return sent
 
 
-def test_the_page_names_the_app_the_account_and_the_scope(server: DriveServer) -> None:
-    status, _, text = fetch(page(server))
-    assert status == 200
-    for word in ("My cachedfs", "me@example.com", "delete all of your Google Drive files", "Allow", "Deny"):
-        assert word in text
-    assert "See and download all" in fetch(page(server, scope=f"{FULL}.readonly"))[2]
-
-
 def test_a_code_becomes_tokens_once(server: DriveServer) -> None:
     found = answer(server)
     assert found["state"] == "s1"
@@ -84,10 +76,6 @@ def test_a_code_becomes_tokens_once(server: DriveServer) -> None:
     assert "refresh_token" not in again
     assert exchanged(server, found["code"], 400)["error"] == "invalid_grant"
     assert "refresh_token" not in exchanged(server, answer(server, access_type="online")["code"])
-
-
-def test_a_refusal_is_told_to_the_app(server: DriveServer) -> None:
-    assert answer(server, "deny") == {"state": "s1", "error": "access_denied"}
 
 
 @pytest.mark.parametrize(
@@ -107,28 +95,6 @@ def test_an_exchange_must_repeat_the_request(
 ) -> None:
     code = answer(server)["code"]
     assert exchanged(server, code, status, **changed)["error"] == error
-
-
-@pytest.mark.parametrize(
-    ("changed", "status", "error"),
-    [
-        ({"client_id": "other"}, 401, "invalid_client"),
-        ({"redirect_uri": "https://example.com/"}, 400, "redirect_uri_mismatch"),
-        ({"response_type": "token"}, 400, "unsupported_response_type"),
-        ({"scope": "https://example.com/x"}, 400, "invalid_scope"),
-        ({"scope": ""}, 400, "invalid_request"),
-        ({"code_challenge_method": "plain"}, 400, "invalid_request"),
-    ],
-)
-def test_a_wrong_request_is_shown_and_redirects_nowhere(
-    server: DriveServer, changed: dict[str, str], status: int, error: str
-) -> None:
-    got, location, text = fetch(page(server, **changed))
-    assert (got, location) == (status, "")
-    assert f"Error {status}: {error}" in text
-    fields = dict(parse_qs(urlsplit(page(server, **changed)).query))
-    form = {name: values[0] for name, values in fields.items()} | {"decision": "allow"}
-    assert fetch(f"{server.endpoint_url}/o/oauth2/v2/approval", form)[:2] == (status, "")
 
 
 def test_a_readonly_scope_is_refused_writes(server: DriveServer) -> None:
