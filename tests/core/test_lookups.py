@@ -16,14 +16,6 @@ from cachedfs.errors import AccessDenied, OriginUnavailable
 from tests.support import forget, until
 
 
-def test_a_listing_does_not_make_deeper_objects_absent(cloud, fs):
-    cloud.put("z/a/array", b"data")
-    cloud.put("z/group", b"{}")
-    assert fs.ls(cloud.path("z"), detail=False) == [cloud.path("z/a"), cloud.path("z/group")]
-    assert fs.cat_file(cloud.path("z/a/array")) == b"data"
-    assert fs.ls(cloud.path("z/a"), detail=False) == [cloud.path("z/a/array")]
-
-
 def test_a_listing_does_not_make_older_generations_absent(cloud):
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs={"version_aware": True})
     cloud.put("d/k", b"old")
@@ -63,21 +55,6 @@ def test_a_name_like_a_generation_is_an_object_without_version_aware(cloud, fs):
     assert aware.cat_file(cloud.path(named)) == b"a generation"
     assert fs.cat_file(cloud.path(named)) == b"of this name"
     assert aware.cat_file(cloud.path(named)) == b"a generation"
-
-
-def test_a_listing_proves_that_a_name_like_a_generation_is_absent(cloud, fs):
-    cloud.put("d/k", b"")
-    fs.ls(cloud.path("d"))
-    cloud.asked()
-    assert not fs.exists(cloud.path("d/k#1"))
-    assert not cloud.asked()
-
-
-def test_a_missing_folder_raises_in_ls_and_is_empty_in_find(cloud, fs):
-    for _ in range(2):
-        with pytest.raises(FileNotFoundError, match=r"cachedfs::gs://.*nothing"):
-            fs.ls(cloud.path("nothing"))
-        assert fs.find(cloud.path("nothing")) == []
 
 
 @pytest.fixture
