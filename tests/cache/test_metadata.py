@@ -69,7 +69,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     st.text(),
     st.none() | st.integers(0),
