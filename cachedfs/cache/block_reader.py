@@ -21,7 +21,8 @@ from cachedfs.cache import block_file, disk
 from cachedfs.cache.access_stats import AccessStats
 from cachedfs.cache.block_file import BadBlock, OpenBlock
 from cachedfs.cache.directory import CacheDirectory
-from cachedfs.cache.space import likely_allowance
+from cachedfs.cache.index.schema import Totals
+from cachedfs.cache.space import allowance
 from cachedfs.common.logging import WarnOnce
 from cachedfs.common.types import CacheBounds, ObjectKey
 
@@ -136,10 +137,12 @@ class BlockReader:
 
     def likely_allowed(self, bounds: CacheBounds) -> float:
         """Return how many bytes of blocks the cache may hold: as of the last write, or an estimate before the first one."""
-        if not self.allowed and (likely := likely_allowance(self._own.path, bounds)) is not None:
-            # Use the final size at once: a larger file begins without the records of a smaller one.
-            self.accesses.open(likely)
-            return likely
+        if not self.allowed:
+            with contextlib.suppress(OSError):
+                likely = allowance(bounds, disk.space(self._own.path or ""), Totals())  # as if it were empty
+                # Use the final size at once: a larger file begins without the records of a smaller one.
+                self.accesses.open(likely)
+                return likely
         return self.allowed or math.inf
 
     def reads_since(self, clock: int, bounds: CacheBounds) -> tuple[int, Sequence[int]]:

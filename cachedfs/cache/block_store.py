@@ -36,7 +36,6 @@ class BlockStore(BlockWriter):
 
     def __init__(self, cache_dir: str, *, explicit: bool) -> None:
         super().__init__(cache_dir, explicit=explicit)
-        self.wait_for_deletion = self._own.wait_for_deletion
         self.quota = QuotaStore(self._own)
         self.counts = SharedCounters(self.metadata.counters, self.locks)
 

@@ -90,11 +90,12 @@ class BlockWriter(BlockReader):
         self,
         blocks: Sequence[tuple[BlockKey, Buffer | Sequence[Buffer]]],
         bounds: CacheBounds,
-        *,
         records: Sequence[MetadataRecord] = (),
         victims: Iterable[BlockKey] = (),
     ) -> None:
         """Store blocks and evict others to stay within `bounds`; skip blocks that are cached already.
+
+        While somebody deletes the cache, it waits: no file may appear in folders that were just emptied.
 
         When space is needed, `victims` go first, in their order and only as many as are needed. Raises CacheError unless
         all blocks are stored. A block is never visible in part. `records` are metadata entries for the same transaction.
@@ -137,7 +138,7 @@ class BlockWriter(BlockReader):
         """
         now_s, space, batch = time.time(), self.space, waiting
         rest: list[_NewBlock] | None = []
-        with contextlib.ExitStack() as undo, self._own.writing(_NOT_STORED, restores=True) as rows:
+        with contextlib.ExitStack() as undo, self._own.writing(_NOT_STORED, waits=True) as rows:
             totals = rows.totals
             state = self._own.n_looks, bounds, os.getpid(), totals.last_block >> _MEASURED, totals.copies
             if self._prepared != state or not totals.is_counted:

@@ -132,11 +132,11 @@ class CacheDirectory:
             return otherwise
 
     @contextlib.contextmanager
-    def writing(self, what: str, *, restores: bool = False) -> Iterator[IndexRows]:
+    def writing(self, what: str, *, restores: bool = False, waits: bool = False) -> Iterator[IndexRows]:
         """Run the block in one index transaction. Raises CacheError whose message begins with `what`.
 
-        With `restores`, a directory that was deleted is made again at once. Otherwise that is an error for some
-        seconds, as the deletion may go on; `wait_for_deletion` waits for its end.
+        A directory that was deleted is made again: with `restores` at once, with `waits` after the end of the deletion.
+        Otherwise that is an error for some seconds, as the deletion may go on.
         """
         if time.monotonic() >= self.look_at:
             self.look()
@@ -144,7 +144,9 @@ class CacheDirectory:
             raise CacheError(self.cannot_store or "nothing can be stored")
         try:
             if not self.is_as_seen():
-                if not restores and self._is_being_deleted():
+                if waits:
+                    self._wait_for_deletion()
+                elif not restores and self._is_being_deleted():
                     raise CacheError(f"{what} in {self.path}: it is being deleted")
                 self.verify()
             with self.index.writing(self.root_seen) as rows:
@@ -214,7 +216,7 @@ class CacheDirectory:
         """Return whether a folder or the index is missing."""
         return any(disk.state(path) is None for path in (*self._folders, self.index_path))
 
-    def wait_for_deletion(self) -> None:
+    def _wait_for_deletion(self) -> None:
         """Wait for the end of a deletion of the cache: no file may appear in folders that were just emptied.
 
         A deletion is noticed when a folder or the index is missing, and ends when the root is. The wait takes at most

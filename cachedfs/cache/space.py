@@ -30,11 +30,10 @@ __all__ = [
     "CacheSpace",
     "admits",
     "allowance",
-    "likely_allowance",
     "staging_size",
 ]
 
-# Chosen by simulating random epochs, loops, scans and Zipf's law: see tests/cache/test_admission_simulated.py.
+# Chosen by simulating random epochs, loops, scans and Zipf's law: see tests/cache/test_admission.py.
 SLACK = 1.25  # reuse gaps vary between random epochs: a lower value would evict blocks shortly before their next use
 MARGIN = 2  # accesses: a lower value would swap blocks that are used equally often
 STAGING = 64 << 20  # bytes: the readahead window of one file
@@ -80,17 +79,6 @@ def allowance(
         size = totals.automatic_size = totals.automatic_size or (space.free + totals.bytes) // 2
     within_disk = totals.bytes + space.free - growth - (kept or 0)
     return max(0, min(size - overhead, within_disk))
-
-
-def likely_allowance(root: str | None, bounds: CacheBounds) -> int | None:
-    """Estimate how many bytes an empty cache may hold, without its index; None on a disk error.
-
-    This is good enough to choose the number of access records.
-    """
-    try:
-        return allowance(bounds, disk.space(root or ""), Totals())
-    except OSError:
-        return None
 
 
 class CacheSpace:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
+from collections.abc import Container
+from typing import NamedTuple
 
-from cachedfs.common.types import ObjectInfo, Range
+from cachedfs.common.types import BlockKey, ObjectInfo, Range
 from cachedfs.core.version import Version
 from cachedfs.errors import ChecksumMismatch
 from cachedfs.origins.request_slots import is_speculative
 
-__all__ = ["ALL", "Download", "DownloadStopped"]
+__all__ = ["ALL", "Download", "DownloadStopped", "FetchedBlock"]
 
 ALL = 1 << 62  # a demand beyond the end of any object
 _UNKNOWN = Range(0, 0)
@@ -22,6 +24,15 @@ class DownloadStopped(Exception):
 
     The reader fetches them again.
     """
+
+
+class FetchedBlock(NamedTuple):
+    """One complete block that was received from the origin and is not on disk yet."""
+
+    key: BlockKey
+    pieces: list[memoryview]
+    size: int  # of all pieces, in bytes
+    download: Download
 
 
 class Download:
@@ -48,6 +59,8 @@ class Download:
         self.stopped = False  # it ends at `demand`
         self.error: Exception | None = None
         self.released = False
+        self.blocks: Container[int] = ()  # indexes of those that are stored; others come from other downloads
+        self.unstored: list[FetchedBlock] = []  # received blocks not yet passed to the store queue
         self.n_received = 0  # blocks passed to the store queue; changed on the event loop thread
         self._n_stored = 0  # of these, blocks stored or failed; changed by the writer thread
         self.is_storable = True  # no block failed to be stored
@@ -215,21 +228,35 @@ class Download:
             self._block_size = version.block_size
 
     def feed(self, data: bytes) -> None:
-        """Append received bytes, and wake the readers waiting for them."""
-        if len(data) > self.stop - self.filled:
-            raise ValueError(f"{len(data)} bytes at {self.filled} go past the end at {self.stop}")
+        """Append received bytes, and wake the readers waiting for them; add the blocks that are now complete to `unstored`."""
+        before, version, filled = self.filled, self.version, self.filled + len(data)
+        if filled > self.stop:
+            raise ValueError(f"{len(data)} bytes at {before} go past the end at {self.stop}")
         pieces, ends = self._received
         pieces.append(memoryview(data))
-        ends.append(self.filled + len(data))
-        self.filled += len(data)  # last: other threads read what is below it
-        if self._waiters:
-            self._wake()
+        ends.append(filled)
+        self.filled = filled  # last: other threads read what is below it
+        for position, future in self._waiters:
+            if position <= filled and not future.done():
+                future.set_result(None)
+        self._waiters = [each for each in self._waiters if not each[1].done()]
+        if version is None:
+            return
+        size = version.block_size
+        first = max(-(-self.start // size), before // size)
+        for index in range(first, -(-filled // size) if filled == version.size else filled // size):
+            if index in self.blocks:
+                start, stop = index * size, min((index + 1) * size, version.size)
+                key, views = BlockKey(version, index), self.views(start, stop)
+                self.unstored.append(FetchedBlock(key, views, stop - start, self))
 
     def finish(self, error: Exception | None = None) -> None:
         """Mark the request as over (complete, stopped, or failed with `error`), and wake all waiters."""
         self.error, self.done = error, True
-        if self._waiters:
-            self._wake()
+        for _, future in self._waiters:
+            if not future.done():
+                future.set_exception(error or DownloadStopped())
+        self._waiters = []
         if 0 < self.n_received == self._n_stored and self.is_storable and not self._keeps_bytes:
             self.release()
 
@@ -237,16 +264,3 @@ class Download:
         """Release the buffers. Readers take the bytes from disk, or fetch them again."""
         self.released = True
         self._received = [], []
-
-    def _wake(self) -> None:
-        waiting = []
-        for position, future in self._waiters:
-            if future.done():
-                continue
-            if self.filled >= position:
-                future.set_result(None)
-            elif self.done:
-                future.set_exception(self.error or DownloadStopped())
-            else:
-                waiting.append((position, future))
-        self._waiters = waiting

@@ -12,11 +12,10 @@ from functools import partial
 from cachedfs.common.blocks import covering
 from cachedfs.common.clock import clock
 from cachedfs.common.single_flight import Lookup
-from cachedfs.common.types import BlockKey, ObjectInfo, Range, Suffix
+from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.core.download import Download, DownloadStopped
 from cachedfs.core.objects import Entry, Objects
 from cachedfs.core.speculation import SpeculativeRequest
-from cachedfs.core.store_queue import FetchedBlock
 from cachedfs.core.version import Version, version_of
 from cachedfs.errors import (
     CachedFSError,
@@ -31,6 +30,7 @@ from cachedfs.shared import SharedReply
 __all__ = ["Downloads"]
 
 _Answer = Callable[[Reply], object]
+_Want = Range | Suffix
 PATIENCE_S = 0.2  # how long a paused response body waits for its reader to go on
 
 
@@ -63,12 +63,11 @@ class Downloads:
         """Fetch the blocks that no request fetches yet; return the download of each block.
 
         Adjacent blocks share a request. With `demand`, reading pauses at that byte until a reader wants more. A block is
-        missing from the result if another process fetches it, or if it has just been stored. Each fetch lock is held until
-        the block is stored or its request has failed. `overdue` blocks are fetched without it: the other process may be
-        stopped (SIGSTOP, Ctrl-Z). Raises OriginUnavailable for an uncached block if `offline` is set and there is no
-        shared cache.
+        missing from the result if another process fetches it, or if it has just been stored. `overdue` blocks are fetched
+        in any case: the other process may be stopped (SIGSTOP, Ctrl-Z). Raises OriginUnavailable for an uncached block if
+        `offline` is set and there is no shared cache.
         """
-        config, engine, by_block = self.objects.config, self.objects.engine, self.objects.engine.by_block
+        engine, by_block = self.objects.engine, self.objects.engine.by_block
         found: dict[int, Download] = {}
         missing: list[int] = []
         for index in indexes:
@@ -76,20 +75,24 @@ class Downloads:
             if download is not None:
                 if download.covers(index * version.block_size):
                     found[index] = download
-            elif config.offline and engine.shared is None:
-                if not engine.cache.has(version, index):
-                    raise self.objects.offline(version.info.path)
-            else:
+            elif not self.objects.config.offline or engine.shared is not None:
                 missing.append(index)
+            elif not engine.cache.has(version, index):
+                raise self.objects.offline(version.info.path)
         for run in self._locked(version, missing, overdue) if missing else ():
-            start, stop = run.start * version.block_size, min(run.stop * version.block_size, version.size)
-            most = stop if demand is None else min(demand, stop)
-            download = Download(demand=most, version=version, bytes_=Range(start, stop))
-            self._register(download, version, run)
-            found.update(dict.fromkeys(run, download))
-            engine.active_requests.add(download)
-            engine.spawn(self._run(download, version.info.path, Range(start, stop)))
+            found.update(dict.fromkeys(run, self._request(version, run, demand)))
         return found
+
+    def _request(self, version: Version, run: range, demand: int | None) -> Download:
+        """Send a request for adjacent blocks, whose fetch locks are held until they are stored or the request has failed."""
+        engine = self.objects.engine
+        start, stop = run.start * version.block_size, min(run.stop * version.block_size, version.size)
+        most = stop if demand is None else min(demand, stop)
+        download = Download(demand=most, version=version, bytes_=Range(start, stop))
+        self._register(download, version, run)
+        engine.active_requests.add(download)
+        engine.spawn(self._run(download, version.info.path, Range(start, stop)))
+        return download
 
     def _locked(self, version: Version, missing: Sequence[int], overdue: bool) -> Iterator[range]:
         """Take the fetch locks of blocks; yield each run of blocks to request."""
@@ -128,7 +131,7 @@ class Downloads:
     async def first(
         self,
         path: str,
-        want: Range | Suffix,
+        want: _Want,
         lookup: Lookup,
         *,
         demand: int,
@@ -213,9 +216,7 @@ class Downloads:
                 if not download.is_speculative:
                     download.stop_soon(download.filled)
 
-    async def _run(
-        self, download: Download, path: str, want: Range | Suffix, answer: _Answer | None = None
-    ) -> None:
+    async def _run(self, download: Download, path: str, want: _Want, answer: _Answer | None = None) -> None:
         """Run one request to its end, and wake its waiters with the result or the error."""
         engine, error = self.objects.engine, None
         engine.active_requests.add(download)
@@ -224,10 +225,13 @@ class Downloads:
             if engine.paused_requests and not (download.is_speculative or self.objects.config.offline):
                 self._stop_paused(path)
             if not download.stopped or download.demand > download.start:  # it may be stopped before it starts
-                await self._read(download, path, want, answer)
+                await self._receive(download, path, want, answer)
         except Exception as failure:  # of any origin: its readers raise it
             error = self._failed(download, path, failure)
         finally:
+            if download.unstored:  # a body that ends early cannot be verified: its blocks are stored
+                engine.store_queue.put(download.unstored, self._bounds)
+                download.unstored = []
             engine.active_requests.discard(download)
             if download.version is not None and download.filled < download.stop:
                 self._release_unreceived(download, download.version)
@@ -235,29 +239,46 @@ class Downloads:
             if download.is_speculative or engine.speculation.queued:
                 engine.speculation.pump()
 
-    async def _read(
-        self, download: Download, path: str, want: Range | Suffix, answer: _Answer | None
-    ) -> None:
-        """Read `want`, of the version that the download is of; `answer` takes the headers of an unknown object."""
-        is_shared = self.objects.engine.shared is not None and download.version is not None
-        read, sent_at = self._read_shared if is_shared else self.objects.origin(path).read, time.monotonic()
+    async def _receive(self, download: Download, path: str, want: _Want, answer: _Answer | None) -> None:
+        """Read `want` as far as readers want it; `answer` takes the headers of an unknown object."""
+        engine, sent_at = self.objects.engine, time.monotonic()
+        is_shared = engine.shared is not None and download.version is not None
+        read = self._read_shared if is_shared else self.objects.origin(path).read
         async with read(path, want, download.info) as reply:
             began = time.monotonic()
             if answer is not None:
                 answer(reply)
             elif (reply.start, reply.stop) != want:
                 raise self._other_bytes(path, reply, download)
-            await self._receive(download, reply)
-        # Only speculative requests are timed: others may have been paused, or have waited for a slot.
-        is_timed = download.is_speculative and answer is None and not isinstance(reply, SharedReply)
-        if is_timed and download.filled == download.stop:
-            took_s, size = time.monotonic() - began, download.stop - download.start
+            async for data in reply.body:
+                download.feed(data)
+                engine.bytes_fetched += len(data)
+                # With is_checked_at_end, blocks are kept back until the checksum of the whole body is verified.
+                if download.unstored and not reply.is_checked_at_end:
+                    engine.store_queue.put(download.unstored, self._bounds)
+                    download.unstored = []
+                is_enough = download.demand <= download.filled < download.stop
+                if is_enough and not await self._wait_for_demand(download):
+                    break
+                if engine.store_queue.queued_bytes > engine.max_queued // 2:
+                    await engine.wait_for_space(download)
+        if download.is_speculative and answer is None and download.filled == download.stop:
+            self._record_timing(download, path, reply, sent_at, began)
+
+    def _record_timing(
+        self, download: Download, path: str, reply: Reply, sent_at: float, began: float
+    ) -> None:
+        """Record how fast the origin answered a speculative request: others may have been paused, or waited for a slot."""
+        if not isinstance(reply, SharedReply):
             self.objects.engine.speculation.record_timing(
-                self.objects.origin(path), wait_s=began - sent_at, size=size, took_s=took_s
+                self.objects.origin(path),
+                wait_s=began - sent_at,
+                size=download.stop - download.start,
+                took_s=time.monotonic() - began,
             )
 
     def _read_shared(
-        self, path: str, want: Range | Suffix | None, info: ObjectInfo | None
+        self, path: str, want: _Want | None, info: ObjectInfo | None
     ) -> AbstractAsyncContextManager[Reply]:
         """Read what is in the shared cache of one version, and the rest from the origin."""
         objects, shared = self.objects, self.objects.engine.shared
@@ -281,6 +302,12 @@ class Downloads:
 
     def _failed(self, download: Download, path: str, failure: Exception) -> Exception:
         """Return the error of a failed request for its waiters."""
+        if isinstance(failure, ChecksumMismatch):  # nothing of it is stored
+            download.error = failure  # first: a reader that finds no bytes then looks for it
+            download.release()
+            for block in download.unstored:
+                self.objects.engine.release_block(block.key.object, block.key.index)
+            download.unstored = []
         if isinstance(failure, ObjectChanged | ChecksumMismatch) and download.info is not None:
             self.objects.expire_version(download.info)  # whoever opens it next looks it up
         if isinstance(failure, CachedFSError) or not isinstance(failure, OSError):
@@ -299,48 +326,16 @@ class Downloads:
             if not is_complete and engine.by_block.get((version.digest, index)) is download:
                 engine.release_block(version, index)
 
-    def _register(self, download: Download, version: Version, indexes: Iterable[int]) -> None:
+    def _register(self, download: Download, version: Version, indexes: Sequence[int]) -> None:
         """Record that blocks are missing, before a reader may use them, and which request brings them."""
         cache, by_block = self.objects.engine.cache, self.objects.engine.by_block
-        passes = version.size > (cache.allowed or cache.likely_allowed(self._bounds))
+        passes, download.blocks = (
+            version.size > (cache.allowed or cache.likely_allowed(self._bounds)),
+            indexes,
+        )
         for index in indexes:
             cache.touch(version, index, passes)
             by_block[version.digest, index] = download
-
-    async def _receive(self, download: Download, reply: Reply) -> None:
-        """Read the body as far as readers want it, and pass each complete block to the store queue."""
-        engine = self.objects.engine
-        unstored: list[FetchedBlock] = []  # complete blocks not yet passed to the store queue
-        try:
-            async for data in reply.body:
-                unstored += self._feed(download, data)
-                engine.bytes_fetched += len(data)
-                # With is_checked_at_end, blocks are kept back until the checksum of the whole body is verified.
-                # A body that ends early cannot be verified: its blocks are stored.
-                if unstored and not reply.is_checked_at_end:
-                    engine.store_queue.put(unstored)
-                    unstored = []
-                is_enough = download.demand <= download.filled < download.stop
-                if is_enough and not await self._wait_for_demand(download):
-                    break
-                if engine.store_queue.queued_bytes > engine.max_queued // 2:
-                    await engine.wait_for_space(download)
-        except ChecksumMismatch as error:
-            unstored = self._release_wrong(download, unstored, error)
-            raise
-        finally:
-            if unstored:
-                engine.store_queue.put(unstored)
-
-    def _release_wrong(
-        self, download: Download, unstored: Iterable[FetchedBlock], error: ChecksumMismatch
-    ) -> list[FetchedBlock]:
-        """Release all bytes of a download that failed its checksum; nothing is left to be stored."""
-        download.error = error  # first: a reader that finds no bytes then looks for it
-        download.release()
-        for block in unstored:
-            self.objects.engine.release_block(block.key.object, block.key.index)
-        return []
 
     async def _wait_for_demand(self, download: Download) -> bool:
         """Pause the body until a reader wants more; return False if it should end here."""
@@ -350,20 +345,3 @@ class Downloads:
             return await download.wait_for_demand(PATIENCE_S)
         finally:
             paused.discard(download)
-
-    def _feed(self, download: Download, data: bytes) -> list[FetchedBlock]:
-        """Pass received bytes to readers; return the blocks that are complete now, without those of other downloads."""
-        if (version := download.version) is None:
-            download.feed(data)
-            return []
-        engine, size, filled = self.objects.engine, version.block_size, download.filled + len(data)
-        first = max(-(-download.start // size), download.filled // size)
-        stop = -(-filled // size) if filled == version.size else filled // size
-        download.feed(data)
-        blocks = []
-        for index in range(first, stop):
-            if engine.by_block.get((version.digest, index)) is download:
-                pieces = download.views(index * size, block_stop := min((index + 1) * size, version.size))
-                n = block_stop - index * size
-                blocks.append(FetchedBlock(BlockKey(version, index), pieces, n, download, self._bounds))
-        return blocks

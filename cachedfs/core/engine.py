@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from fsspec.utils import tokenize
 
@@ -24,12 +24,11 @@ from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.common.single_flight import SingleFlight
 from cachedfs.common.types import Counted, ObjectKey, Stats
 from cachedfs.config import Config, SharedOptions
-from cachedfs.core.download import Download
-from cachedfs.core.inbox import Inbox
+from cachedfs.core.download import Download, FetchedBlock
 from cachedfs.core.path_locks import PathLocks
 from cachedfs.core.polling import OVERDUE_S, poll
 from cachedfs.core.speculation import SpeculativeQueue
-from cachedfs.core.store_queue import FetchedBlock, StoreQueue
+from cachedfs.core.store_queue import StoreQueue
 from cachedfs.errors import CacheError, OriginUnavailable
 from cachedfs.origins.base import Origin
 from cachedfs.origins.drive.quota import QuotaMeter
@@ -104,8 +103,6 @@ class Engine:
         self._callers: dict[Coroutine[Any, Any, Any], Callable[[asyncio.Task[Any] | None], object]] = {}
         self._loop_lock = threading.Lock()  # guards the start of the loop
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._inbox: Inbox | None = None  # of the loop
-        self._inboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, Inbox] = WeakKeyDictionary()  # of callers
         self.thread: threading.Thread | None = (
             None  # of the event loop: a blocking call would wait for itself there
         )
@@ -169,12 +166,10 @@ class Engine:
         if caller is self._loop:
             return await coroutine
         ended: asyncio.Future[asyncio.Task[T] | None] = caller.create_future()
-        if (inbox := self._inboxes.get(caller)) is None:
-            inbox = self._inboxes[caller] = Inbox(caller)
 
         def answer(task: asyncio.Task[T] | None) -> None:
             with contextlib.suppress(RuntimeError):  # the caller's loop is closed: nobody waits
-                inbox.add(lambda: None if ended.done() else ended.set_result(task))
+                caller.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(task))
 
         try:
             self._begin(coroutine, answer)
@@ -197,31 +192,19 @@ class Engine:
         """Start a task from another thread, and call `ended` with it at its end; with None if the loop ends before."""
         self._callers[coroutine] = ended
         try:
-            (self._inbox or self._open_inbox()).add(partial(self.spawn, coroutine, ended))
+            (self._loop or self.loop).call_soon_threadsafe(self.spawn, coroutine, ended)
         except RuntimeError:  # the loop has just been closed
             ended(None)
-
-    def _open_inbox(self) -> Inbox:
-        inbox = self._inbox = Inbox(self.loop)
-        return inbox
 
     def spawn(
         self, coroutine: Coroutine[Any, Any, T], ended: Callable[[asyncio.Task[T]], object] | None = None
     ) -> asyncio.Task[T]:
         """Start a task that the engine owns until it ends, and call `ended` then. Event loop thread only."""
         task = self._tasks[coroutine] = asyncio.get_running_loop().create_task(coroutine)
-        task.add_done_callback(partial(self._ended, coroutine, ended))
-        return task
-
-    def _ended(
-        self,
-        coroutine: Coroutine[Any, Any, Any],
-        ended: Callable[[asyncio.Task[Any]], object] | None,
-        task: asyncio.Task[Any],
-    ) -> None:
-        del self._tasks[coroutine]
+        task.add_done_callback(partial(self._tasks.pop, coroutine))
         if ended is not None:
-            ended(task)
+            task.add_done_callback(ended)
+        return task
 
     def _cancel_soon(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Cancel a coroutine that the loop may have or not: an interrupt leaves that unknown."""
@@ -242,7 +225,7 @@ class Engine:
         if self._loop is None:
             return False
         try:
-            (self._inbox or self._open_inbox()).add(partial(function, *args))
+            self._loop.call_soon_threadsafe(function, *args)
             return True
         except RuntimeError:  # the loop has just been closed
             return False

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
 
 from cachedfs.cache.index.metadata_records import folder_of, hash_of
 from cachedfs.common.clock import clock
@@ -122,27 +121,26 @@ class Lookups:
             is_read = False
         if not is_read:  # a read cannot serve as a lookup
             return objects.fresh(path) or await self.ask(path), None
-        return await self._share(path, partial(self._read, path, want, demand))
+        read, slot = partial(self._read, path, want, demand), (objects.caller_key, path)
+        # With `max_age=0`, a running lookup may be older than this call.
+        resolved: Resolved = await objects.engine.lookups.run(
+            slot, objects.counter(path), read, joins=objects.lifetime_s > 0
+        )
+        return resolved
 
     async def ask(self, path: str) -> Entry:
         """Ask the origin for the current metadata of `path`."""
 
+        objects, slot = self.objects, (self.objects.caller_key, path)
+
         async def look_up(_: Lookup) -> Resolved:
-            return await self._lookup(path, self.objects.known(path)), None
+            return await self._lookup(path, objects.known(path)), None
 
-        return (await self._share(path, look_up))[0]
-
-    def _share(
-        self, path: str, ask: Callable[[Lookup], Coroutine[Any, Any, Resolved | None]]
-    ) -> Coroutine[Any, Any, Resolved]:
-        """Call `ask`, or wait for a running lookup of `path` for the same credentials and options.
-
-        A running lookup is not shared if the path was written since it began, and never with `max_age=0`: its answer
-        may be older than this call.
-        """
-        objects = self.objects
-        slot, counter, joins = (objects.caller_key, path), objects.counter(path), objects.lifetime_s > 0
-        return objects.engine.lookups.run(slot, counter, ask, joins=joins)
+        joins = objects.lifetime_s > 0
+        resolved: Resolved = await objects.engine.lookups.run(
+            slot, objects.counter(path), look_up, joins=joins
+        )
+        return resolved[0]
 
     async def _read(self, path: str, want: _Want, demand: int, lookup: Lookup) -> Resolved | None:
         """Read `want`, and take the metadata of the object from the headers; return None after the body.

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from cachedfs.cache.block_store import BlockStore
     from cachedfs.cache.index.metadata_records import MetadataRecord
     from cachedfs.common.types import BlockKey, CacheBounds
-    from cachedfs.core.download import Download
+    from cachedfs.core.download import FetchedBlock
 
     _Pairs = Sequence[tuple[BlockKey, Sequence[memoryview]]]
 
-__all__ = ["StoreQueue", "FetchedBlock"]
+__all__ = ["StoreQueue"]
 
 logger = logging.getLogger("cachedfs.core")
 
@@ -38,23 +38,14 @@ BATCH_BYTES = 8 << 20  # stored at once, about: amortizes a transaction, and let
 DRAIN_S = 5.0  # longest wait for the last blocks to be stored at exit
 
 
-class FetchedBlock(NamedTuple):
-    """One complete block that was received from the origin and is not on disk yet."""
-
-    key: BlockKey
-    pieces: list[memoryview]
-    size: int  # of all pieces, in bytes
-    download: Download
-    bounds: CacheBounds
-
-
-BOUNDS = attrgetter("bounds")
-
-
 class _Item(NamedTuple):
     blocks: Sequence[FetchedBlock]
+    bounds: CacheBounds | None  # of the cache, for blocks
     records: Sequence[MetadataRecord]
     then: Callable[[], object] | None
+
+
+_BOUNDS = attrgetter("bounds")
 
 
 class StoreQueue:
@@ -81,10 +72,11 @@ class StoreQueue:
     def put(
         self,
         blocks: Sequence[FetchedBlock] = (),
+        bounds: CacheBounds | None = None,
         records: Sequence[MetadataRecord] = (),
         then: Callable[[], object] | None = None,
     ) -> None:
-        """Queue blocks and metadata records for storing, in any thread; blocks on the event loop thread.
+        """Queue blocks and metadata records for storing, in any thread; blocks, with `bounds`, on the event loop thread.
 
         `then` is called in the writer thread once all that was added so far is stored.
         """
@@ -93,7 +85,7 @@ class StoreQueue:
                 block.download.n_received += 1
                 self.queued_bytes += block.size
             self.n_blocks += len(blocks)
-            self._queue.put(_Item(blocks, records, then))
+            self._queue.put(_Item(blocks, bounds, records, then))
             if self._thread is None and not sys.is_finalizing():  # a thread would never begin then
                 self._start()
             is_possible = self._thread is not None
@@ -164,14 +156,13 @@ class StoreQueue:
                 self.put()
 
     def _store(self, items: Sequence[_Item], *, is_possible: bool = True) -> None:
-        if is_possible:
-            with contextlib.suppress(OSError):  # a broken directory: storing says why
-                self._cache.wait_for_deletion()
         # Metadata no later than blocks: a process that sees an object finds its blocks locked, and does not fetch them.
         records = [record for item in items for record in item.records] if is_possible else []
-        for bounds, group in groupby(chain.from_iterable(item.blocks for item in items), BOUNDS):
-            blocks = list(group)
-            if are_stored := is_possible and self._attempt(self._put, blocks, bounds, records):
+        for bounds, group in groupby([item for item in items if item.blocks], _BOUNDS):
+            blocks = [block for item in group for block in item.blocks]
+            pairs = [(block.key, block.pieces) for block in blocks]
+            put = self._put_by_plans if self.plans else self._cache.put
+            if are_stored := is_possible and self._attempt(put, pairs, bounds, records):
                 records = []
             with self._lock:
                 self.queued_bytes -= sum([block.size for block in blocks])
@@ -182,15 +173,13 @@ class StoreQueue:
             if item.then is not None:
                 self._attempt(item.then)
 
-    def _put(
-        self, blocks: Sequence[FetchedBlock], bounds: CacheBounds, records: Sequence[MetadataRecord]
-    ) -> None:
-        pairs: _Pairs = [(block.key, block.pieces) for block in blocks]
+    def _put_by_plans(self, pairs: _Pairs, bounds: CacheBounds, records: Sequence[MetadataRecord]) -> None:
+        """Store what the prefetch plans do not leave out, evicting what they can spare first."""
         victims: Iterator[BlockKey] = iter(())
         for plan in tuple(self.plans):
             pairs, more = plan(pairs)
             victims = chain(victims, more)
-        self._cache.put(pairs, bounds, records=records, victims=victims)
+        self._cache.put(pairs, bounds, records, victims)
 
     def _attempt(self, act: Callable[..., object], *args: object) -> bool:
         """Call `act` and return whether it succeeded; log errors.

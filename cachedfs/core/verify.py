@@ -1,4 +1,8 @@
-"""Verify cached blocks against their own checksums and the origin's, and remove the wrong ones."""
+"""Verify cached blocks against their own checksums and the origin's, and remove the wrong ones.
+
+The functions block on the disk: call them off the event loop. The origin is asked only if the version of an object is
+unknown, or if the object is completely cached and its checksum is unknown.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,15 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.blocks import block_range
 from cachedfs.common.checksums import RunningChecksum, StatedChecksum, stated_of
-from cachedfs.common.types import ObjectInfo, ObjectKey
+from cachedfs.core.lookups import Lookups
 from cachedfs.core.objects import Entry, Objects
-from cachedfs.core.reader import Reader
+from cachedfs.core.version import Version
 from cachedfs.errors import BadBlock, CachedFSError
 
-__all__ = ["Verifier", "Verified"]
+__all__ = ["Verified", "extent", "paths_to_verify", "verify"]
 
 logger = logging.getLogger("cachedfs.core")
 
@@ -41,136 +46,110 @@ class Verified(NamedTuple):
         return not self.bad and self.whole is not False
 
 
-class Verifier:
-    """Verifies the cached blocks of one objects.
+def extent(cache: BlockStore, version: Version) -> list[tuple[int, int]]:
+    """Return the cached byte ranges `(start, stop)` of a version, merged, without reading the blocks."""
+    found: list[tuple[int, int]] = []
+    for index in range(version.n_blocks):
+        if cache.has(version, index):
+            part = block_range(index, version.block_size, version.size)
+            start = found.pop()[0] if found and found[-1][1] == part.start else part.start
+            found.append((start, part.stop))
+    return found
 
-    Its methods block on the disk: call them off the event loop. The origin is asked only if the version of an object is
-    unknown, or if the object is completely cached and its checksum is unknown.
+
+def paths_to_verify(objects: Objects, lookups: Lookups, path: str) -> list[str]:
+    """Return the sorted paths of the object `path`, and of the objects below it that have cached blocks.
+
+    Raises ObjectNotFound if there are none and `path` is known to be absent. Asks the origin, and raises its errors, if
+    nothing is known about `path`.
     """
+    found = objects.engine.cache.paths_below(objects.identity, path)
+    entry = objects.known(path)
+    if entry is None and path and not found:
+        entry = _look_up(objects, lookups, path)
+    if entry is not None and entry.info is None and not found:
+        raise objects.not_found(path, entry)
+    is_object = entry is not None and entry.info is not None and entry.info.kind == "file"
+    return sorted({*found, path}) if is_object else found
 
-    def __init__(self, objects: Objects, reader: Reader) -> None:
-        self._objects, self._reader = objects, reader
 
-    def paths(self, path: str) -> list[str]:
-        """Return the sorted paths to verify.
-
-        These are the object `path`, and the objects below it that have cached blocks. Raises ObjectNotFound if there
-        are none and `path` is known to be absent. Asks the origin, and raises its errors, if nothing is known about
-        `path`.
-        """
-        found = self._objects.engine.cache.paths_below(self._objects.identity, path)
-        entry = self._objects.known(path)
-        if entry is None and path and not found:
-            entry = self._look_up(path)
-        if entry is not None and entry.info is None and not found:
-            raise self._objects.not_found(path, entry)
-        is_object = entry is not None and entry.info is not None and entry.info.kind == "file"
-        return sorted({*found, path}) if is_object else found
-
-    def extent(self, key: ObjectKey, info: ObjectInfo) -> list[tuple[int, int]]:
-        """Return the cached byte ranges `(start, stop)` of a version, merged, without reading the blocks."""
-        extent: list[tuple[int, int]] = []
-        for index in _blocks(key, info):
-            if self._objects.engine.cache.has(key, index):
-                part = block_range(index, key.block_size, info.size or 0)
-                start = extent.pop()[0] if extent and extent[-1][1] == part.start else part.start
-                extent.append((start, part.stop))
-        return extent
-
-    def verify(self, path: str, advance: Callable[[int], object]) -> Verified:
-        """Verify one object and return the result.
-
-        `advance` is called with the size in bytes of each block read.
-        """
+def verify(objects: Objects, lookups: Lookups, path: str, advance: Callable[[int], object]) -> Verified:
+    """Verify one object; `advance` is called with the size in bytes of each block read."""
+    try:
+        entry = objects.known(path) or _look_up(objects, lookups, path)
+    except CachedFSError as error:
+        return Verified(path, 0, (), 0, None, None, f"the version to verify is unknown: {error}")
+    if (version := objects.version(entry)) is None:
+        reason = "the origin does not distinguish versions, so nothing of it is cached"
+        if entry.info is None:
+            reason = "the origin has no such object any more"
+        return Verified(path, 0, (), 0, None, None, reason)
+    cache, stated = objects.engine.cache, stated_of(entry.object.details)
+    if stated is None and all(cache.has(version, index) for index in range(version.n_blocks)):
+        stated = _asked_checksum(objects, lookups, version)
+    checksum = RunningChecksum(stated) if stated is not None else None
+    n_good, n_missing, bad = 0, 0, dict[int, str]()
+    for index in range(version.n_blocks):
         try:
-            entry = self._objects.known(path) or self._look_up(path)
-        except CachedFSError as error:
-            return _unknown(path, f"the version to verify is unknown: {error}")
-        info, key = entry.info, self._objects.version(entry)
-        if info is None:
-            return _unknown(path, "the origin has no such object any more")
-        if key is None:
-            return _unknown(path, "the origin does not distinguish versions, so nothing of it is cached")
-        if stated_of(info.details) is None and self._is_complete(key, info):
-            info = self._with_checksum(info)
-        return self._verify_blocks(key, info, advance)
-
-    def _look_up(self, path: str) -> Entry:
-        return self._objects.engine.run(self._reader.lookups.ask(path))
-
-    def _is_complete(self, key: ObjectKey, info: ObjectInfo) -> bool:
-        return all(self._objects.engine.cache.has(key, index) for index in _blocks(key, info))
-
-    def _with_checksum(self, info: ObjectInfo) -> ObjectInfo:
-        """Return the metadata with the origin's checksum if the version is unchanged, else `info` itself."""
-        try:
-            now = self._look_up(info.path).info
-        except CachedFSError as error:
-            logger.debug("no checksum: %s", error)  # the blocks are verified without it
-            return info
-        return now if now is not None and now.fingerprint == info.fingerprint else info
-
-    def _verify_blocks(self, key: ObjectKey, info: ObjectInfo, advance: Callable[[int], object]) -> Verified:
-        stated = stated_of(info.details)
-        checksum = RunningChecksum(stated) if stated is not None else None
-        n_good = n_missing = 0
-        bad: dict[int, str] = {}
-        for index in _blocks(key, info):
-            try:
-                data = self._block(key, index, info)
-            except BadBlock as error:
-                bad[index] = str(error)
-                continue
-            if data is None:
-                n_missing += 1
-                continue
-            n_good += 1
-            if checksum is not None and not bad and not n_missing:
-                checksum.add(data)
-            advance(len(data))
-        found = Verified(key.path, n_good, tuple(bad), n_missing, info.size, None, "")
-        if bad:
-            first = min(bad)
-            return found._replace(reason=f"damaged on the disk; block {first}: {bad[first]}")
-        if n_missing:
-            return found._replace(reason="not all of it is in the cache")
-        return self._compare(key, found, stated, checksum)
-
-    def _block(self, key: ObjectKey, index: int, info: ObjectInfo) -> bytes | None:
-        """Return a block after checking all of it, or None if it is absent.
-
-        Raises BadBlock for damage or a wrong length.
-        """
-        cache = self._objects.engine.cache
-        data = cache.read_anew(key, index)
-        expected = block_range(index, key.block_size, info.size or 0).size
-        if data is None or len(data) == expected:
-            return data
-        cache.remove_wrong(key, index)
-        raise BadBlock(f"it has {len(data)} bytes, not {expected}")
-
-    def _compare(
-        self, key: ObjectKey, found: Verified, stated: StatedChecksum | None, checksum: RunningChecksum | None
-    ) -> Verified:
-        """Compare a completely cached object with the origin's checksum.
-
-        None of its blocks may be damaged.
-        """
-        if stated is None or checksum is None:
-            return found._replace(reason="the origin states no checksum that could be compared")
-        difference = checksum.contradiction()
-        if difference is None:
-            return found._replace(whole=True, reason=f"its {stated.name.upper()} is the origin's")
-        logger.warning("%s: all its cached blocks are removed: %s", self._objects.url(key.path), difference)
-        for index in range(found.blocks):
-            self._objects.engine.cache.remove_wrong(key, index)
-        bad = tuple(range(found.blocks))
-        return found._replace(blocks=0, bad=bad, whole=False, reason=difference)
+            data = _block(cache, version, index)
+        except BadBlock as error:
+            bad[index] = str(error)
+            continue
+        if data is None:
+            n_missing += 1
+            continue
+        n_good += 1
+        if checksum is not None and not bad and not n_missing:
+            checksum.add(data)
+        advance(len(data))
+    found = Verified(version.path, n_good, tuple(bad), n_missing, version.size, None, "")
+    if bad:
+        first = min(bad)
+        return found._replace(reason=f"damaged on the disk; block {first}: {bad[first]}")
+    if n_missing:
+        return found._replace(reason="not all of it is in the cache")
+    return _compare(objects, version, found, stated, checksum)
 
 
-def _blocks(key: ObjectKey, info: ObjectInfo) -> range:
-    return range(-(-(info.size or 0) // key.block_size))
+def _look_up(objects: Objects, lookups: Lookups, path: str) -> Entry:
+    return objects.engine.run(lookups.ask(path))
 
 
-def _unknown(path: str, reason: str) -> Verified:
-    return Verified(path, 0, (), 0, None, None, reason)
+def _asked_checksum(objects: Objects, lookups: Lookups, version: Version) -> StatedChecksum | None:
+    """Return the checksum that the origin states of this version, if it is still the current one."""
+    try:
+        now = _look_up(objects, lookups, version.info.path).info
+    except CachedFSError as error:
+        logger.debug("no checksum: %s", error)  # the blocks are verified without it
+        return None
+    is_same = now is not None and now.fingerprint == version.fingerprint
+    return stated_of(now.details) if now is not None and is_same else None
+
+
+def _block(cache: BlockStore, version: Version, index: int) -> bytes | None:
+    """Return a block after checking all of it, or None if it is absent. Raises BadBlock for damage or a wrong length."""
+    data = cache.read_anew(version, index)
+    expected = block_range(index, version.block_size, version.size).size
+    if data is None or len(data) == expected:
+        return data
+    cache.remove_wrong(version, index)
+    raise BadBlock(f"it has {len(data)} bytes, not {expected}")
+
+
+def _compare(
+    objects: Objects,
+    version: Version,
+    found: Verified,
+    stated: StatedChecksum | None,
+    checksum: RunningChecksum | None,
+) -> Verified:
+    """Compare a completely cached object, of which no block is damaged, with the origin's checksum."""
+    if stated is None or checksum is None:
+        return found._replace(reason="the origin states no checksum that could be compared")
+    difference = checksum.contradiction()
+    if difference is None:
+        return found._replace(whole=True, reason=f"its {stated.name.upper()} is the origin's")
+    logger.warning("%s: all its cached blocks are removed: %s", objects.url(version.path), difference)
+    for index in range(found.blocks):
+        objects.engine.cache.remove_wrong(version, index)
+    return found._replace(blocks=0, bad=tuple(range(found.blocks)), whole=False, reason=difference)

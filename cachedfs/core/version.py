@@ -13,12 +13,8 @@ class Version(ObjectKey):
 
     __slots__ = ("info", "size")
 
-    def __init__(self, identity: str, info: ObjectInfo, block_size: int) -> None:
-        assert info.fingerprint is not None
-        assert info.size is not None
-        path = stored_path(info.path) if "://" in info.path else info.path
-        super().__init__(identity, path, info.fingerprint, block_size)
-        self.info, self.size = info, info.size
+    info: ObjectInfo
+    size: int
 
     @property
     def n_blocks(self) -> int:
@@ -29,4 +25,7 @@ def version_of(identity: str, info: ObjectInfo | None, block_size: int) -> Versi
     """Return the version that metadata describes; None for an absence, a folder, and what cannot be cached."""
     if info is None or info.fingerprint is None or info.kind != "file" or info.size is None:
         return None
-    return Version(identity, info, block_size)
+    path = stored_path(info.path) if "://" in info.path else info.path
+    version = Version(identity, path, info.fingerprint, block_size)
+    version.info, version.size = info, info.size
+    return version

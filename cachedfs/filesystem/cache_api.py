@@ -138,14 +138,13 @@ class CacheMethods(ChainedFileSystem):
     def cached_extent(self, path: AnyPath) -> list[tuple[int, int]]:
         """Return the cached byte ranges `(start, stop)` of the object's current version, merged."""
         self._objects.engine.drain()  # include blocks that are still being written
-        info = self._object(path)
-        entry = self._objects.known(info.path)
-        key = None if entry is None else self._objects.version(entry)
-        if key is None:
+        entry = self._objects.known(self._object(path).path)
+        version = None if entry is None else self._objects.version(entry)
+        if version is None:
             return []
         with importing():
-            from cachedfs.core.verify import Verifier
-        return Verifier(self._objects, self._reader).extent(key, info)
+            from cachedfs.core.verify import extent
+        return extent(self._objects.engine.cache, version)
 
     def pin(self, path: AnyPath) -> None:
         """Keep the blocks of an object, cached now or later, until `unpin`.
@@ -190,11 +189,10 @@ class CacheMethods(ChainedFileSystem):
         """
         self._objects.engine.drain()  # include blocks that are still being written
         with importing():
-            from cachedfs.core.verify import Verifier
-        integrity = Verifier(self._objects, self._reader)
-        return [
-            integrity.verify(name, callback.relative_update) for name in integrity.paths(self._strip(path))
-        ]
+            from cachedfs.core.verify import paths_to_verify, verify
+        objects, lookups = self._objects, self._reader.lookups
+        names = paths_to_verify(objects, lookups, self._strip(path))
+        return [verify(objects, lookups, name, callback.relative_update) for name in names]
 
     async def _verify(self, path: Any, **kwargs: Any) -> list[Verified]:
         return await asyncio.to_thread(self.verify, path, **kwargs)

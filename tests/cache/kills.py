@@ -20,8 +20,8 @@ from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.index import database
 from cachedfs.cache.index.metadata_records import FeedSnapshot, MetadataRecord
 from cachedfs.common.types import CacheBounds, Change, Changes, ObjectInfo
-from cachedfs.core.download import Download
-from cachedfs.core.store_queue import FetchedBlock, StoreQueue
+from cachedfs.core.download import Download, FetchedBlock
+from cachedfs.core.store_queue import StoreQueue
 from cachedfs.errors import CacheError
 from tests.cache.faults import CALLS, real_call, replace_call
 from tests.cache.helpers import BLOCK, content, disk_usage, file_of, flip, key_of, put, room_for, whole
@@ -143,8 +143,8 @@ def write_behind(cache, bounds):
     blocks = []
     for index in range(2):
         data = memoryview(content(NEW, index))
-        blocks.append(FetchedBlock(NEW.block(index), [data], len(data), Download(demand=BLOCK), bounds))
-    writer.put(blocks, [_record(cache, NEW.path)])
+        blocks.append(FetchedBlock(NEW.block(index), [data], len(data), Download(demand=BLOCK)))
+    writer.put(blocks, bounds, [_record(cache, NEW.path)])
     assert writer.drain(120)
 
 

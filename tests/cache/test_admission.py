@@ -1,4 +1,4 @@
-"""Admission to the cache: simulated beside other policies, then through the whole stack."""
+"""Admission to the cache: simulated, then through the whole stack."""
 
 import collections
 import random
@@ -11,23 +11,7 @@ from cachedfs.cache.access_stats import AccessStats, age
 from cachedfs.cache.space import admits
 from tests.support import noise
 
-BLOCKS = 1000  # of the data set
-
-
-class LRU:
-    """What most caches do."""
-
-    def __init__(self, size):
-        self.size, self.blocks = size, collections.OrderedDict()
-
-    def touch(self, block):
-        if block in self.blocks:
-            self.blocks.move_to_end(block)
-            return True
-        if len(self.blocks) >= self.size:
-            self.blocks.popitem(last=False)
-        self.blocks[block] = True
-        return False
+BLOCKS = 300  # of the data set
 
 
 class Ours:
@@ -81,27 +65,26 @@ def passes(cache, n, times, *, first=0, shuffled=True, seed=0):
     return ratios
 
 
-@pytest.mark.parametrize(("share", "shuffled"), [(0.05, False), (0.25, True), (0.75, False), (0.9, True)])
+@pytest.mark.parametrize(("share", "shuffled"), [(0.1, False), (0.75, True)])
 def test_forty_epochs_over_more_than_fits_hit_the_part_that_fits(share, shuffled):
     size, staging = round(BLOCKS * share), round(BLOCKS * share * 0.05)
     for ours, part in ((Ours(size), share), (Ours(size + staging, staging), share)):
         assert min(passes(ours, BLOCKS, 40, shuffled=shuffled)[1:]) >= part - 0.01
-    assert min(passes(LRU(size), BLOCKS, 4, shuffled=shuffled)[1:]) < share - 0.04
 
 
-@pytest.mark.parametrize("n", [500, 2000])
+@pytest.mark.parametrize("n", [100, 400])
 def test_a_new_data_set_is_warm_on_its_second_pass_as_far_as_it_fits(n):
-    cache = Ours(1000)
-    passes(cache, 2000, 10)
+    cache = Ours(200)
+    passes(cache, 400, 10)
     _, second, third = passes(cache, n, 3, first=10_000)
-    assert min(second, third) >= min(1.0, 1000 / n) - 0.01
+    assert min(second, third) >= min(1.0, 200 / n) - 0.01
 
 
 def test_one_scan_of_three_times_the_bound_costs_a_set_that_fits_one_pass():
-    cache = Ours(1000)
-    passes(cache, 900, 5)
-    passes(cache, 3000, 1, first=10_000, shuffled=False)
-    assert passes(cache, 900, 3)[1:] == [1.0, 1.0]
+    cache = Ours(200)
+    passes(cache, 180, 5)
+    passes(cache, 600, 1, first=10_000, shuffled=False)
+    assert passes(cache, 180, 3)[1:] == [1.0, 1.0]
 
 
 # The same through the whole stack.

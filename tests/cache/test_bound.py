@@ -108,13 +108,6 @@ def test_each_makes_room_for_its_own_bound_before_its_own_write(open_cache, fold
             assert whole(wide, key_of("narrow"), step) == content(key_of("narrow"), step)
 
 
-def test_the_first_change_of_a_path_takes_no_space_that_a_plan_was_told_it_has(cache):
-    before = cache.allowance(AMPLE)
-    cache.metadata.changed("gs://test", ["b/1"])
-    assert disk.size_of(f"{cache.root}/change-counters") > 0
-    assert cache.allowance(AMPLE) == before
-
-
 def test_a_restart_changes_nothing_about_the_bound(open_cache, folder, fork_server):
     cache = open_cache(folder)
     bounds = room_for(cache, 8)

@@ -70,13 +70,6 @@ def test_an_unsafe_subdirectory_of_the_default_directory_is_not_used(open_cache,
     assert cache.metadata.counter("gs://test", "b/x") != counter
 
 
-def test_the_directory_itself_may_be_anybody_s(open_cache, tmp_path):
-    tmp_path.chmod(0o777)
-    assert open_cache(tmp_path).root == str(tmp_path / NAME)
-    (tmp_path / "link").symlink_to(tmp_path)
-    assert open_cache(tmp_path / "link").root == str(tmp_path / NAME)
-
-
 @pytest.mark.parametrize("is_network", [False, True])
 def test_a_directory_that_cannot_be_written_is_read_and_says_why(
     open_cache, tmp_path, monkeypatch, is_network
@@ -90,16 +83,6 @@ def test_a_directory_that_cannot_be_written_is_read_and_says_why(
     assert whole(cache, key_of(), 0) == content(key_of(), 0)
     with pytest.raises(CacheError):
         put(cache, key_of(), 1)
-
-
-def test_a_directory_that_cannot_be_made_is_no_error_of_the_constructor(open_cache, tmp_path, monkeypatch):
-    def refuse(path, **options):
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    replace_call(monkeypatch, "os.makedirs", refuse)
-    cache = open_cache(tmp_path / "new")
-    assert "Read-only file system" in cache.cannot_store
-    assert whole(cache, key_of(), 0) is None
 
 
 def test_a_cache_of_an_earlier_format_is_named_and_not_used(open_cache, tmp_path):

@@ -20,7 +20,7 @@ from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.common.types import CacheBounds, ObjectInfo
 from cachedfs.errors import CacheError
 from tests.cache.audit import audit, recount
-from tests.cache.faults import CALLS, real_call, replace_call
+from tests.cache.faults import real_call, replace_call
 from tests.cache.helpers import BLOCK, content, key_of, put, whole
 
 E = errno
@@ -74,13 +74,6 @@ CASES = {
     "write_all": Case((*FULL, E.EIO)),
     "write_file": Case((*FULL, E.EIO, *REFUSED, E.EMFILE, E.ENOENT)),
 }
-
-
-def test_every_call_of_the_cache_has_its_cases():
-    never_fail = {"empty", "forget_cached", "is_alive", "lock_holder"}
-    assert set(CASES) == set(CALLS) - never_fail
-    for name, case in CASES.items():
-        assert bool(case.errors) + (case.answer is not None) == 1, name
 
 
 class Faults:
@@ -315,16 +308,6 @@ def test_a_block_that_could_not_be_read_for_a_moment_is_there_again_in_a_minute(
         assert whole(cache, KEY, 0) is None
         now += 2
     assert (cache.has(KEY, 0), whole(cache, KEY, 0)) == (True, content(KEY, 0))
-
-
-def test_a_descriptor_that_cannot_be_looked_at_is_let_go_and_opened_again(cache, monkeypatch):
-    put(cache, KEY, 0)
-    whole(cache, KEY, 0)
-    with monkeypatch.context() as patch:
-        replace_call(patch, "os.fstat", failing(errno.EIO))
-        cache.close_deleted()
-    assert left_open(f"{cache.root}/blocks") == []
-    assert whole(cache, KEY, 0) == content(KEY, 0)
 
 
 def test_blocks_that_cannot_be_opened_for_want_of_descriptors_are_counted_later_and_not_removed(

@@ -77,14 +77,6 @@ def test_a_poll_that_tells_nothing_has_all_that_is_watched_count_as_checked(cach
         assert (feed_of(each).token, feed_of(each).number) == ("t2", 0)
 
 
-def test_what_is_not_watched_counts_no_longer_for_a_poll(cache):
-    cache.metadata.keep_records(
-        [MetadataRecord(ORIGIN, ONE.path, ONE, NOW - 400, cache.metadata.counter(ORIGIN, ONE.path))]
-    )
-    polled(cache)
-    assert cache.metadata.lookup(ORIGIN, ONE.path).confirmation is None
-
-
 @pytest.mark.parametrize(
     ("change", "old"),
     [
@@ -118,13 +110,6 @@ def test_what_is_told_of_is_forgotten_and_no_more(cache, open_cache, change, old
         assert (record.counter == each.metadata.counter(ORIGIN, FOLDER.path)) == (change != Change("root"))
 
 
-def test_what_is_told_of_is_forgotten_also_where_its_listing_was_before(cache):
-    listed(cache, ONE, TWO)
-    polled(cache, Change("1"))
-    polled(cache, in_folder(file_of("two", "3")), token="t3")  # a newer one of the name
-    assert counts(cache, TWO) is None
-
-
 def test_what_somebody_here_wrote_and_looked_at_again_is_not_forgotten_when_the_feed_tells_of_it(cache):
     listed(cache, ONE, TWO)
     cache.metadata.changed(ORIGIN, [ONE.path])
@@ -134,17 +119,6 @@ def test_what_somebody_here_wrote_and_looked_at_again_is_not_forgotten_when_the_
     )
     polled(cache, in_folder(new))
     assert counts(cache, new) == NOW
-
-
-def test_an_absence_that_was_asked_for_is_forgotten_when_the_name_appears(cache):
-    path, watch = "My Drive/d/none", FeedSnapshot(feed_of(cache).id, 0, WAY)
-    cache.metadata.keep_records(
-        [MetadataRecord(ORIGIN, path, None, NOW - 400, cache.metadata.counter(ORIGIN, path), watch)]
-    )
-    polled(cache)
-    assert counts(cache, file_of("none", "7")) == NOW
-    polled(cache, in_folder(file_of("none", "7")), token="t3")
-    assert counts(cache, file_of("none", "7")) is None
 
 
 def test_an_answer_that_a_poll_overtook_is_not_watched(cache):

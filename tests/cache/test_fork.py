@@ -152,20 +152,3 @@ def test_ctrl_c_anywhere_in_taking_or_releasing_locks_leaves_none(cache):
         if not go_on:
             break
     assert n > 3
-
-
-def test_ctrl_c_when_a_transaction_has_just_begun_locks_nobody_out(open_cache, monkeypatch):
-    cache, other = open_cache(), open_cache()
-    put(cache, key_of(), 0)
-    put(other, key_of(), 1)
-
-    def interrupted(*numbers):
-        monkeypatch.undo()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(database, "Totals", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        cache.pin("gs://test", "b/x")
-    put(other, key_of(), 2)
-    cache.pin("gs://test", "b/y")
-    assert cache.pins() == [("gs://test", "b/y")]

@@ -30,14 +30,6 @@ def test_the_bytes_of_a_block_do_not_change():
     assert block_file.place(key.digest, 3) == "blocks/7/783a48e8ed6d5dcfbef36bb07f348598-3", message
 
 
-@pytest.mark.parametrize("size", [0, 1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE + 17])
-def test_a_trailer_says_what_was_encoded(size):
-    key, data = key_of("b/\udcff", block_size=1 << 20), os.urandom(size)
-    found = block_file.parse_trailer(block_file.encode_trailer(key, 7, data))
-    assert (found.key, found.length) == (key.block(7), size)
-    assert found.checksums == tuple(zlib.crc32(data[at : at + PAGE]) for at in range(0, size, PAGE))
-
-
 def test_every_flipped_byte_of_a_block_is_a_miss_and_the_file_goes(cache):
     key = key_of()
     put(cache, key, 0, size=40)
@@ -261,33 +253,6 @@ def test_a_removed_block_is_a_miss_also_for_those_that_have_it_open(cache, open_
         cache.remove_wrong(key, 0)
     assert whole(cache, key, 0) is None
     assert whole(other, key, 0) is None
-
-
-def test_a_copy_of_a_removed_block_keeps_its_bytes(cache, tmp_path):
-    key, copy = key_of(), tmp_path / "copy"
-    put(cache, key, 0)
-    copy.hardlink_to(file_of(cache, key, 0))
-    cache.remove_wrong(key, 0)
-    assert block_file.unpack(copy.read_bytes())[1] == content(key, 0)
-
-
-def test_a_block_replaced_by_a_damaged_one_is_checked_again(cache):
-    key = key_of()
-    put(cache, key, 0)
-    assert whole(cache, key, 0) == content(key, 0)
-    path = file_of(cache, key, 0)
-    damaged = bytearray(path.read_bytes())
-    damaged[100] ^= 1
-    path.with_name("new").write_bytes(damaged)
-    path.with_name("new").replace(path)
-    cache.close()
-    assert whole(cache, key, 0) is None
-
-
-def test_an_empty_block_is_a_block(cache):
-    key = key_of()
-    put(cache, key, 0, size=0)
-    assert cache.read(key, 0, 0, 10) == b""
 
 
 def test_a_trailer_longer_than_the_probe_is_found(cache):

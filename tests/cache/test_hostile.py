@@ -79,12 +79,6 @@ def test_under_any_umask_and_in_anybody_s_folder_the_cache_works_and_is_ours_alo
 
 
 @needs_root
-def test_the_effective_user_s_cache_is_used(shared, fork_server):
-    with scratch(shared) as folder:
-        assert fork_server.run(USE, str(folder), US, 0o022, "effective").result.endswith(f"-{US}")
-
-
-@needs_root
 def test_what_another_user_puts_in_place_of_our_folder_is_neither_believed_nor_written(open_cache, shared):
     """In a folder that anybody may write, and that is not sticky, he can rename ours away."""
     key, other = key_of(), key_of("b/other")
@@ -208,15 +202,6 @@ def test_a_planted_symlink_is_never_followed_to_write_outside(open_cache, tmp_pa
     assert snapshot(outside) == before
 
 
-@pytest.mark.parametrize("name", ["blocks", "tmp", "local-copies"])
-def test_a_symlink_in_place_of_a_folder_is_refused_with_the_remedy(open_cache, tmp_path, name):
-    put(open_cache(tmp_path / "c"), key_of(), 0)
-    (tmp_path / "c" / NAME / name).rename(tmp_path / "elsewhere")
-    (tmp_path / "c" / NAME / name).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="remove it, or give another cache_dir"):
-        open_cache(tmp_path / "c")
-
-
 # Names made to break things
 
 NFC, NFD = unicodedata.normalize("NFC", "b/é"), unicodedata.normalize("NFD", "b/é")
@@ -251,11 +236,3 @@ def test_names_of_any_kind_are_kept_apart_and_stay_inside(open_cache, tmp_path):
     assert again.has(key_of(NFD), 0)
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
     assert [path.name for path in (tmp_path / "c").iterdir()] == [NAME]
-
-
-@pytest.mark.parametrize("field", ["path", "version", "identity"])
-def test_whatever_differs_in_a_key_is_another_block(cache, field):
-    for name in NAMES:
-        cache.put([(key_of(**{field: name}).block(0), name.encode("utf-8", "surrogatepass"))], AMPLE)
-    for name in NAMES:
-        assert whole(cache, key_of(**{field: name}), 0) == name.encode("utf-8", "surrogatepass")

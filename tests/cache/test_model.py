@@ -142,8 +142,8 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 few = settings(
-    max_examples=12,
-    stateful_step_count=30,
+    max_examples=8,
+    stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     derandomize=True,

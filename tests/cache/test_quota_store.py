@@ -1,9 +1,5 @@
 """What accounts use of a daily quota, in the index."""
 
-from pathlib import Path
-
-from tests.cache.helpers import finish, start
-
 DAY = "2026-11-25"
 
 
@@ -17,18 +13,6 @@ def test_sums_of_accounts_and_days_survive_restarts(cache, open_cache):
     assert again.quota.of_day(DAY) == {"a": (300, 3), "b": (5, 0)}
     assert again.quota.of_account("a", "2026-11-24") == (7, 0)
     assert again.quota.of_account("c", DAY) == (0, 0)
-
-
-def test_processes_add_up(cache):
-    code = f"""
-cache = BlockStore(sys.argv[1], explicit=True)
-for _ in range(20):
-    cache.quota.add("a", "{DAY}", 5, 1)
-"""
-    children = [start(code, Path(cache.root).parent) for _ in range(2)]
-    for child in children:
-        finish(child)
-    assert cache.quota.of_account("a", DAY) == (200, 40)
 
 
 def test_days_older_than_sixty_go(cache):

@@ -9,11 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cachedfs.cache import access_stats, change_counters, disk, locks
-from cachedfs.cache.access_stats import AccessStats, BlockAccess, access_slots, age
+from cachedfs.cache.access_stats import AccessStats, BlockAccess, age
 from cachedfs.cache.change_counters import ChangeCounters, slots_of
 from cachedfs.cache.shared_slots import HEADER_SIZE
 from cachedfs.common.clock import Clock
@@ -62,18 +60,6 @@ def test_a_change_of_a_tree_moves_the_marks_of_what_is_in_it_and_no_other(cache)
     assert all(cache.metadata.counter(ORIGIN, path) != before[path] for path in outside)
 
 
-@given(st.lists(st.text(alphabet="ab/", max_size=6), max_size=4), st.text(alphabet="ab/", max_size=6))
-@settings(max_examples=50, deadline=None)
-def test_every_name_above_a_changed_path_moves(paths, path):
-    counters = ChangeCounters("/nowhere", WarnOnce())
-    above = {path[:at] for at in range(len(path)) if path[at] == "/"} | {"", path}
-    before = {each: (counters.counter("i", each), counters.listing_counter("i", each)) for each in above}
-    counters.changed("i", [*paths, path])
-    for each, (own, listing) in before.items():
-        assert counters.counter("i", each) != own
-        assert counters.listing_counter("i", each) != listing
-
-
 def test_the_time_of_a_change_is_by_the_clock_of_metadata(monkeypatch):
     ahead = Clock()
     ahead.now()
@@ -83,18 +69,6 @@ def test_the_time_of_a_change_is_by_the_clock_of_metadata(monkeypatch):
     assert counters.changed_at("i", "x") == 0
     counters.changed("i", ["x"])
     assert int(before) <= counters.changed_at("i", "x") <= ahead.now()
-
-
-def test_another_process_sees_a_change_at_once(cache):
-    before = cache.metadata.counter(ORIGIN, "b/x"), cache.metadata.epoch(ORIGIN)
-    finish(
-        start(
-            "BlockStore(sys.argv[1], explicit=True).metadata.changed('gs://test', ['b/x'])",
-            Path(cache.root).parent,
-        )
-    )
-    assert cache.metadata.counter(ORIGIN, "b/x") != before[0]
-    assert cache.metadata.epoch(ORIGIN) != before
 
 
 def test_two_writers_at_once_cannot_cancel_each_other():
@@ -107,16 +81,6 @@ def test_two_writers_at_once_cannot_cancel_each_other():
         first.changed("i", ["p"])
         assert first.counter("i", "p") == second.counter("i", "p")
     assert len(seen) == 100
-
-
-def test_facts_from_before_the_marks_were_lost_are_not_valid(cache, open_cache):
-    counter = cache.metadata.counter(ORIGIN, "b/x")
-    assert open_cache().metadata.counter(ORIGIN, "b/x") == counter
-    Path(cache.root, "change-counters").unlink()
-    assert open_cache().metadata.counter(ORIGIN, "b/x") != counter
-    cache._own.look_at = 0.0
-    cache.metadata.look()
-    assert cache.metadata.counter(ORIGIN, "b/x") == open_cache().metadata.counter(ORIGIN, "b/x") != counter
 
 
 def test_a_write_right_after_the_marks_were_lost_is_seen_with_the_old_ones_and_the_new(cache, open_cache):
@@ -139,20 +103,6 @@ def test_a_damaged_file_of_marks_is_made_anew(cache, open_cache, harm):
     cache.metadata.counter(ORIGIN, "b/x")
     harm(Path(cache.root, "change-counters"))
     assert open_cache().metadata.counter(ORIGIN, "b/x") == open_cache().metadata.counter(ORIGIN, "b/x") != 0
-
-
-def test_without_room_the_marks_are_memory_of_this_process(cache, monkeypatch, caplog):
-    def full(fd, size):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(disk, "allocate", full)
-    before = cache.metadata.counter(ORIGIN, "b/x")
-    cache.metadata.changed(ORIGIN, ["b/x"])
-    assert cache.metadata.counter(ORIGIN, "b/x") != before
-    assert not cache.metadata.sees_other_processes
-    assert not Path(cache.root, "change-counters").exists()
-    assert list(Path(cache.root, "tmp").iterdir()) == []
-    assert len([record for record in caplog.records if "cannot be shared" in record.message]) == 1
 
 
 # Touches
@@ -191,13 +141,6 @@ def test_a_use_is_remembered_with_its_clock():
     assert record_of(accesses, block(5)) == 5 << 48 | 2 << 32 | 3
 
 
-def test_a_long_use_of_one_block_is_one_use():
-    accesses = touches_of()
-    for _ in range(100):
-        touch(accesses, block(5))
-    assert (accesses.of(block(5)).uses, accesses.now) == (1, 1)
-
-
 def test_a_block_that_is_fetched_again_after_it_was_used_is_not_new():
     accesses = touches_of()
     for number in (5, 6):
@@ -221,18 +164,6 @@ def test_what_passes_through_passes_until_it_is_fetched_again_after_a_use():
     assert accesses.of(block(5)) == BlockAccess(clock=1, uses=1, is_new=True, passes=True)
     touch(accesses, block(5), passes=True)
     assert accesses.of(block(5)) == BlockAccess(clock=1, uses=1, is_new=False, passes=False)
-
-
-def test_a_first_use_is_no_gap_and_what_fits_by_now_does_not_pass():
-    accesses = touches_of()
-    for number in range(1, 50):
-        touch(accesses, block(number), passes=True)
-    for number in range(1, 50):
-        touch(accesses, block(number))
-    assert accesses.longest_gap == 0
-    touch(accesses, block(60), passes=True)
-    touch(accesses, block(60), passes=False)
-    assert not accesses.of(block(60)).passes
 
 
 def test_counts_stop_at_their_limit_and_the_clock_goes_round():
@@ -279,33 +210,6 @@ def test_the_longest_gap_is_that_of_this_window_and_the_one_before():
     for number in (5, 6) * 32:
         touch(accesses, block(number))
     assert accesses.longest_gap == 2
-
-
-def test_four_blocks_share_a_bucket_and_the_fifth_displaces_the_oldest():
-    accesses = touches_of()
-    blocks = [tag << 48 | 16 for tag in range(1, 6)]
-    for block in blocks:
-        touch(accesses, block)
-    assert [accesses.of(block).clock for block in blocks] == [0, 2, 3, 4, 5]
-
-
-def test_touches_are_shared(cache, open_cache):
-    key, other = key_of(), open_cache()
-    put(cache, key, 0)
-    before = cache.accesses.now
-    assert other.read(key, 0, 0, 10) is not None
-    assert cache.accesses.now == before + 1
-
-
-def test_the_number_of_touch_records_follows_the_bound():
-    assert [access_slots(size) for size in (None, 0, 4 << 20, 40 << 20, 4 << 30, 1 << 50)] == [
-        1 << 16,
-        1 << 12,
-        1 << 12,
-        1 << 15,
-        1 << 21,
-        1 << 22,
-    ]
 
 
 def test_the_records_of_a_larger_bound_take_the_place_of_too_few(cache, open_cache):
@@ -374,25 +278,12 @@ def test_other_caches_in_the_process_do_not_drop_claims(cache, open_cache):
     assert finish(start(CLAIMANT, Path(cache.root).parent), "\n\n") == "False\nFalse\n"
 
 
-def test_claims_of_all_hashes_are_within_what_kernels_lock(cache):
-    assert cache.locks.take((1 << 64) - 1)
-
-
 def test_locks_whose_descriptor_other_code_closed_are_taken_again(cache):
     assert cache.locks.take(7)
     os.close(locks._DESCRIPTORS[f"{cache.root}/locks"])
     look_now(cache)
     assert cache.locks.works_across_processes
     assert finish(start(CLAIMANT, Path(cache.root).parent), "\n\n") == "False\nFalse\n"
-
-
-def test_locks_that_cannot_be_checked_do_not_keep_deleted_files(cache, open_cache, monkeypatch):
-    old = cache.metadata.counter(ORIGIN, "b/x")
-    os.unlink(f"{cache.root}/change-counters")
-    monkeypatch.setattr(cache.locks, "look", lambda again: not_permitted())
-    look_now(cache)
-    new = cache.metadata.counter(ORIGIN, "b/x")
-    assert new == open_cache().metadata.counter(ORIGIN, "b/x") != old
 
 
 def test_without_locks_everybody_may_fetch(cache, monkeypatch, caplog):
@@ -569,12 +460,6 @@ def test_the_last_reads_of_all_processes_are_known_in_their_order(cache, open_ca
         clock + 1000,
         [key.hash64(index) for index in range(744, 1000)],
     )
-
-
-def test_of_reads_whose_record_is_lost_nothing_is_known(cache):
-    clock, _ = cache.reads_since(0, AMPLE)
-    cache.touch(key_of(), 0)
-    assert cache.reads_since(clock + 5, AMPLE) == (clock + 1, []), "the clock is that of another file"
 
 
 def test_an_interrupted_write_of_accesses_does_not_hold_up_later_ones(cache, open_cache, monkeypatch):

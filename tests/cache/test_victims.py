@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cache.audit import audit
-from tests.cache.helpers import AMPLE, content, key_of, put, room_for
+from tests.cache.helpers import content, key_of, put, room_for
 
 OLD, NEW = key_of("b/old"), key_of("b/new")
 
@@ -43,13 +43,6 @@ def test_victims_go_and_nothing_else_and_not_one_block_more_than_is_needed(full)
     assert audit(cache).ok
 
 
-def test_no_victim_is_taken_while_there_is_room(cache):
-    victims = Victims(OLD.block(0))
-    put(cache, OLD, 0)
-    cache.put([(NEW.block(0), content(NEW, 0))], AMPLE, victims=victims)
-    assert not victims.taken
-
-
 def test_victims_that_are_not_here_or_pinned_make_no_room_and_others_do(full):
     cache, bounds = full
     pinned = key_of("b/pinned")
@@ -61,10 +54,3 @@ def test_victims_that_are_not_here_or_pinned_make_no_room_and_others_do(full):
     assert here(cache, NEW) == [0]
     assert 9 not in here(cache, OLD)
     assert len(here(cache, OLD)) == 10
-
-
-def test_without_victims_a_block_is_stored_as_any_other(full):
-    cache, bounds = full
-    cache.put([(NEW.block(0), content(NEW, 0))], bounds, victims=Victims())
-    assert here(cache, NEW) == [0]
-    assert len(here(cache, OLD)) == 11

@@ -7,8 +7,6 @@ import time
 import fsspec
 import pytest
 
-from cachedfs.cache.metadata_store import MetadataStore
-from cachedfs.origins.drive import client
 from cachedfs.sim import Fault
 from tests.support import Drive, forget, noise
 
@@ -213,16 +211,6 @@ def test_a_rejected_token_causes_one_new_listing_and_a_new_token(drive, fs, tree
     assert drive.asked() == ["change"]
 
 
-def test_too_many_changes_cause_a_new_listing(drive, fs, tree, clock, monkeypatch):
-    monkeypatch.setattr(client, "_MOST_PAGES", 2)
-    fs.find(drive.path())
-    drive.server.fill(drive.server.folder(f"{drive.name}/new"), 2500)
-    clock(3600)
-    drive.asked()
-    assert len(fs.find(drive.path())) == len(tree) + 2500
-    assert drive.asked() == [*["change"] * 3, *["list"] * (12 + 3)]
-
-
 def test_a_failing_feed_is_not_polled_for_a_while_and_paths_are_looked_up(drive, fs, tree, clock):
     names = fs.find(drive.path())
     clock(61)
@@ -237,16 +225,6 @@ def test_a_failing_feed_is_not_polled_for_a_while_and_paths_are_looked_up(drive,
     assert "change" not in drive.asked()
 
 
-def test_concurrent_lookups_share_a_poll_that_fails(drive, fs, clock):
-    data = {drive.path(f"{i}.txt"): drive.put(f"{i}.txt", b"x") for i in range(20)}
-    fs.cat(fs.find(drive.path()))
-    drive.server.fail(Fault(kind="change", status=403, reason="insufficientPermissions", times=99))
-    drive.asked()
-    clock(61)
-    assert new_session().cat(list(data)) == data
-    assert drive.asked().count("change") == 1
-
-
 def test_a_change_that_the_feed_reports_late_is_seen_then(drive, fs, tree, clock):
     """Drive does not say how late its feed is: metadata may be as old as `max_age` plus that delay."""
     fs.cat(fs.find(drive.path()))
@@ -259,14 +237,6 @@ def test_a_change_that_the_feed_reports_late_is_seen_then(drive, fs, tree, clock
         drive.server.delay_changes(0)
     clock(61)
     assert fs.cat_file(drive.path("a/x/0.txt")) == b"meanwhile"
-
-
-def test_a_feed_that_cannot_be_stored_is_requested_once(drive, fs, tree, clock, monkeypatch):
-    monkeypatch.setattr(MetadataStore, "feed", lambda *_: None)
-    for _ in range(2):
-        assert len(fs.find(drive.path())) == len(tree)
-        clock(61)
-    assert drive.asked().count("change") == 1
 
 
 def test_paths_that_no_feed_covers_are_looked_up(drive, fs, clock):

@@ -23,12 +23,6 @@ def root_of_default():
     return cache.root
 
 
-def test_the_default_is_the_cache_folder_of_the_user(no_home, tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    assert os.path.dirname(root_of_default()) == str(tmp_path / "home")
-    assert caplog.messages == []
-
-
 def test_without_a_home_the_temporary_folder_is_used_with_one_warning(no_home, caplog):
     root = root_of_default()
     assert root == root_of_default()
@@ -49,14 +43,6 @@ def test_with_a_home_that_cannot_be_written_the_temporary_folder_is_used(
         f"{tmp_path}/home/.cache cannot be written (Not a directory), so cachedfs caches in"
     )
     assert message.endswith(NAMED_OPTION)
-
-
-def test_with_a_home_on_a_network_the_temporary_folder_is_used(no_home, tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(engines, "is_network", lambda path: True)
-    assert os.path.dirname(root_of_default()) == str(no_home)
-    (message,) = caplog.messages
-    assert message.startswith(f"{tmp_path}/home is on a network file system, so")
 
 
 def test_where_nothing_can_be_written_nothing_is_cached(no_home, monkeypatch):

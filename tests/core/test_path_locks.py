@@ -73,37 +73,6 @@ async def test_a_stopped_holder_is_an_error_and_later_callers_get_it_at_once(cac
         assert 1000 <= time.now < 1000.1
 
 
-async def test_a_new_holder_is_not_taken_for_the_stopped_one_before_its_first_heartbeat(
-    cache, time, monkeypatch
-):
-    locks, holders = PathLocks(cache), [4711]
-    assert cache.locks.take(LOCK)
-    monkeypatch.setattr(cache.locks, "holder", lambda lock: holders[-1])
-    with pytest.raises(CachedFSError, match="4711 is changing it"):
-        async with locks.held(*PATH):
-            pass
-    holders.append(4712)
-    time.events.append((1000, lambda: cache.locks.release(LOCK)))
-    async with locks.held(*PATH):
-        assert 1000 <= time.now < 1000.1
-
-
-async def test_the_first_heartbeat_comes_before_the_change(cache):
-    before = cache.metadata.counter("heartbeats at drive|x", "d/a")
-    async with PathLocks(cache).held(*PATH):
-        assert cache.metadata.counter("heartbeats at drive|x", "d/a") != before
-
-
-async def test_a_holder_of_another_container_is_waited_for_in_the_same_way(cache, time, monkeypatch, caplog):
-    assert cache.locks.take(LOCK)
-    monkeypatch.setattr(cache.locks, "holder", lambda lock: None)
-    unseen = "a process that cannot be seen from here, as one of another container"
-    with pytest.raises(CachedFSError, match=rf"{unseen} is changing it.*Continue it or end it"):
-        async with PathLocks(cache).held(*PATH):
-            pass
-    assert f"waiting for {unseen}, which is changing it" in caplog.text
-
-
 async def test_a_holder_has_heartbeats_as_long_as_it_holds_the_lock(cache, monkeypatch):
     monkeypatch.setattr(path_locks, "HEARTBEAT_S", 0)
     seen = set()

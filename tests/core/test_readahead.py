@@ -9,7 +9,7 @@ import pytest
 
 from cachedfs.common.types import Range
 from cachedfs.core.engine import Engine
-from tests.support import KiB, forget, noise, until
+from tests.support import KiB, noise, until
 
 BLOCK, REQUEST, WINDOW = 64 * KiB, 512 * KiB, 4096 * KiB
 
@@ -175,24 +175,6 @@ def test_requests_that_end_before_they_bring_anything_do_not_count_as_wasted(fs,
     until(lambda: any(want.start >= 340 * BLOCK for want in requested(origin)))
 
 
-def test_the_number_of_access_patterns_is_bounded(fs, origin, monkeypatch):
-    monkeypatch.setattr("cachedfs.core.readahead.MOST_OBJECTS", 3)
-    for number in range(6):
-        put(fs, origin, 8, key=f"b/{number}")
-        fs.cat_file(f"b/{number}", 0, 10)
-    assert len(fs._objects.engine.histories) == 3
-    forget()
-
-
-def test_a_sequential_read_from_the_start_uses_one_running_request(fs, origin):
-    data = put(fs, origin, 192)
-    with fs.open("b/k") as file:
-        for at in range(0, 3 * BLOCK, 8 * KiB):
-            assert file.read(8 * KiB) == data[at : at + 8 * KiB]
-        assert requested(origin)[0] == Range(0, REQUEST)
-        assert sum(want.start < REQUEST for want in requested(origin)) == 1
-
-
 def test_reading_only_the_first_bytes_fetches_at_most_two_blocks(fs, origin):
     put(fs, origin, 192)
     for _ in range(3):
@@ -216,15 +198,6 @@ def test_open_files_of_one_object_are_each_read_ahead(fs, origin):
     assert len(requested(origin)) <= 1.3 * n * n_files / 8 + 4 * n_files
     for file in files:
         file.close()
-
-
-def test_a_file_and_ranges_continue_each_other(fs, origin):
-    data = put(fs, origin, 96)
-    assert fs.cat_file("b/k", 0, 2 * BLOCK) == data[: 2 * BLOCK]
-    with fs.open("b/k") as file:
-        file.seek(2 * BLOCK)
-        assert file.read(4 * BLOCK) == data[2 * BLOCK : 6 * BLOCK]
-        until(lambda: any(want.start >= 6 * BLOCK for want in requested(origin)))
 
 
 @pytest.mark.parametrize("is_known", [False, True])

@@ -2,7 +2,6 @@
 
 import asyncio
 import collections
-import random
 
 import fsspec
 import numpy as np
@@ -264,14 +263,6 @@ def test_nothing_is_requested_ahead_when_it_is_switched_off_or_useless(
     assert requested_ahead == []
 
 
-def test_random_chunks_request_nothing_ahead(cloud, tmp_path, requested_ahead):
-    values = make(cloud, tmp_path, shape=(40, 5))
-    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
-    for i in random.Random(3).sample(range(200), 60):
-        assert array[i // 5, i % 5] == values[i // 5, i % 5]
-    assert requested_ahead == []
-
-
 def test_a_missing_chunk_is_requested_once_and_is_no_error(cloud, tmp_path):
     values = make(cloud, tmp_path, shape=(20, 4), written=lambda at: at[0] % 3 == 0)
     array = zarr.open_array(cloud.url("a.zarr"), mode="r")
@@ -280,16 +271,6 @@ def test_a_missing_chunk_is_requested_once_and_is_no_error(cloud, tmp_path):
         np.testing.assert_array_equal(array[...], values)
         asked, _ = counted(cloud)
         assert sum(asked.values()) == len(asked) == expected
-
-
-def test_chunks_missing_in_a_listing_are_not_requested(cloud, tmp_path, fs):
-    values = make(cloud, tmp_path, shape=(20, 4), written=lambda at: at[1] == 1)
-    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
-    fs.find(cloud.path("a.zarr"))
-    counted(cloud)
-    np.testing.assert_array_equal(array[...], values)
-    asked, _ = counted(cloud)
-    assert len(asked) == sum(asked.values()) == 20
 
 
 def test_a_speculative_request_that_fails_is_no_error(cloud, tmp_path, fs):
@@ -302,18 +283,6 @@ def test_a_speculative_request_that_fails_is_no_error(cloud, tmp_path, fs):
     until(lambda: sum(request.status == 400 for request in cloud.server.requests) == 3)
     until(lambda: not fs._objects.engine.active_requests)
     np.testing.assert_array_equal(array[...], values)
-
-
-def test_malformed_metadata_does_not_break_reads(cloud, fs, requested_ahead):
-    cloud.put("a.zarr/zarr.json", b'{"shape": [10, "x"], "chunk_grid": 7}')
-    cloud.put("a.zarr/.zarray", b"\xff")
-    for i in range(12):
-        cloud.put(f"a.zarr/c/{i}", noise(100, i))
-    for name in ("zarr.json", ".zarray"):
-        fs.cat_file(cloud.path(f"a.zarr/{name}"))
-    for i in range(12):
-        assert fs.cat_file(cloud.path(f"a.zarr/c/{i}")) == noise(100, i)
-    assert requested_ahead == []
 
 
 # Numbered objects.

@@ -97,15 +97,6 @@ async def test_a_lookup_that_a_reader_waits_for_frees_its_speculative_slot(queue
     await asyncio.sleep(0)
 
 
-async def test_each_origin_has_its_own_slots(queue):
-    queue.candidate("a")
-    queue.candidate("b")
-    queue.candidate("c", owner="other")
-    other = FakeOrigin()
-    queue.ahead.submit(SpeculativeRequest("third", 1, lambda: [queue.run_request("d", 1)], lambda: other))
-    assert queue.sent == ["a", "b", "d"]
-
-
 async def test_owners_take_turns_and_each_keeps_its_order(queue):
     queue.candidate("x")
     queue.candidate("y")
@@ -136,26 +127,6 @@ async def test_withdrawn_requests_are_not_sent(queue):
     queue.receive("b")
     assert queue.sent == ["a", "b", "d"]
     assert (queue.ahead.queued, queue.ahead._lookups) == ({}, {})
-
-
-async def test_requests_for_blocks_fetched_meanwhile_are_dropped(queue):
-    here: set[str] = set()
-    for name in "abcdef":
-        queue.candidate(name, is_wanted=lambda name=name: name in here)
-    here |= set("abcde")
-    queue.receive("a")
-    assert queue.sent == ["a", "b", "f"]
-    assert (queue.ahead.queued, queue.ahead._lookups) == ({}, {})
-
-
-async def test_a_request_with_nothing_to_fetch_uses_no_slot_and_no_memory(monkeypatch):
-    monkeypatch.setattr(speculation, "MEMORY", MiB)
-    queue = SentRequests(concurrency=1)
-    for _ in range(3):
-        queue.ahead.submit(SpeculativeRequest("owner", MiB, list, lambda: queue.origin))
-    queue.candidate("a")
-    queue.candidate("b")
-    assert queue.sent == ["a"]
 
 
 async def test_memory_is_counted_until_the_bytes_are_on_disk(monkeypatch):
@@ -203,16 +174,6 @@ async def test_a_failed_request_counts_only_the_bytes_it_received(monkeypatch):
     assert queue.ahead.memory == 2 * MiB + 1000
     queue.ahead.pump()
     assert queue.sent == ["a", "b", "c", "d"]
-
-
-async def test_a_request_larger_than_the_memory_bound_is_sent_alone(monkeypatch):
-    monkeypatch.setattr(speculation, "MEMORY", 3 * MiB)
-    queue = SentRequests(concurrency=16)
-    queue.candidate("big", size=4 * MiB)
-    queue.candidate("small")
-    assert queue.sent == ["big"]
-    queue.receive("big")
-    assert queue.sent == ["big", "small"]
 
 
 async def test_nothing_is_sent_while_the_origin_has_no_requests_to_spare(queue):
@@ -276,21 +237,6 @@ async def test_a_failing_request_is_no_error_and_frees_its_slot(queue, is_later)
     assert queue.ahead.memory == 0
     queue.candidate("b")
     assert queue.sent == ["b"]
-
-
-async def test_an_unexpected_error_in_one_request_does_not_stop_the_others(queue):
-    def broken():
-        raise RuntimeError("a mistake of ours")
-
-    queue.ahead.submit(SpeculativeRequest("other", MiB, broken, lambda: queue.origin))
-    queue.candidate("a")
-    assert queue.sent == ["a"]
-
-
-async def test_a_request_that_a_reader_started_uses_no_speculative_memory(queue):
-    download = queue.run_request("theirs", MiB)
-    queue.ahead.submit(SpeculativeRequest("owner", MiB, lambda: [download], lambda: queue.origin))
-    assert queue.ahead.memory == 0
 
 
 async def test_a_reader_never_waits_for_a_speculative_slot():

@@ -8,8 +8,8 @@ import weakref
 import pytest
 
 from cachedfs.common.types import CacheBounds, ObjectKey
-from cachedfs.core.download import Download
-from cachedfs.core.store_queue import FetchedBlock, StoreQueue
+from cachedfs.core.download import Download, FetchedBlock
+from cachedfs.core.store_queue import StoreQueue
 from cachedfs.errors import CacheError
 from tests.support import until
 
@@ -23,20 +23,20 @@ class Cache:
         self.metadata, self.calls = self, []
         self.is_waiting, self.may_store = threading.Event(), threading.Event()
 
-    def wait_for_deletion(self):
+    def wait(self):
         self.is_waiting.set()
         self.may_store.wait(60)
 
     def keep_records(self, records):
         self.calls.append(("records", records))
 
-    def put(self, pairs, bounds, records, victims):
+    def put(self, pairs, bounds, records, victims=()):
         self.calls.append(("blocks", [key.index for key, _ in pairs], bounds, list(records), list(victims)))
 
 
-def block(index, bounds=LARGE):
+def block(index):
     key = ObjectKey("i", "p", "1", 1 << 16).block(index)
-    return FetchedBlock(key, [memoryview(b"x")], 1, Download(demand=1), bounds)
+    return FetchedBlock(key, [memoryview(b"x")], 1, Download(demand=1))
 
 
 @pytest.fixture
@@ -54,15 +54,15 @@ def queue(cache):
 
 def test_what_waits_is_stored_together_and_calls_come_last(cache, queue):
     # The thread waits with it until all the others are there.
-    queue.put(then=lambda: cache.calls.append("first"))
+    queue.put(then=cache.wait)
     assert cache.is_waiting.wait(60)
-    queue.put([block(0), block(1)])
-    queue.put([block(2, SMALL)], ["record"], lambda: cache.calls.append("then"))
-    queue.put([block(3, SMALL)], ["another"])
+    queue.put([block(0), block(1)], LARGE)
+    queue.put([block(2)], SMALL, ["record"], lambda: cache.calls.append("then"))
+    queue.put([block(3)], SMALL, ["another"])
     assert queue.queued_bytes == 4
     cache.may_store.set()
     assert queue.drain(60)
-    assert [call for call in cache.calls if call != "first"] == [
+    assert cache.calls == [
         ("blocks", [0, 1], LARGE, ["record", "another"], []), ("stored", True),
         ("blocks", [2, 3], SMALL, [], []), ("stored", True),
         "then",
@@ -74,12 +74,11 @@ def test_errors_do_not_end_the_thread(cache, queue, caplog):
     def fail(*args):
         raise ValueError("wrong")
 
-    cache.may_store.set()
     queue.plans.append(fail)
-    queue.put([block(0)], then=fail)
+    queue.put([block(0)], LARGE, then=fail)
     assert queue.drain(60)
     queue.plans.clear()
-    queue.put([block(1)])
+    queue.put([block(1)], LARGE)
     assert queue.drain(60)
     assert cache.calls == [("stored", False), ("blocks", [1], LARGE, [], []), ("stored", True)]
     assert len(caplog.records) == 2
@@ -89,27 +88,25 @@ def test_records_are_stored_alone_without_blocks_and_after_blocks_that_could_not
     def fail(*args):
         raise CacheError("full")
 
-    cache.may_store.set()
     queue.put(records=["alone"])
     assert queue.drain(60)
     queue.plans.append(fail)
-    queue.put([block(0)], ["record"])
+    queue.put([block(0)], LARGE, ["record"])
     assert queue.drain(60)
     assert cache.calls == [("records", ["alone"]), ("stored", False), ("records", ["record"])]
 
 
 def test_what_was_stored_does_not_stay_in_memory(cache, queue):
-    cache.may_store.set()
     fetched = block(0)
     download = weakref.ref(fetched.download)
-    queue.put([fetched])
+    queue.put([fetched], LARGE)
     del fetched
     until(lambda: gc.collect() is not None and download() is None)
 
 
 def test_drain_ends_in_time_and_does_not_wait_for_a_thread_that_is_not_there(cache, queue):
     assert queue.drain(60)
-    queue.put([block(0)])
+    queue.put([block(0)], LARGE, then=cache.wait)
     assert not queue.drain(0.0)
     cache.may_store.set()
     queue.close()
@@ -121,5 +118,5 @@ def test_drain_ends_in_time_and_does_not_wait_for_a_thread_that_is_not_there(cac
 def test_what_is_added_while_the_interpreter_exits_starts_no_thread(queue, monkeypatch):
     removed = []
     monkeypatch.setattr(sys, "is_finalizing", lambda: True)
-    queue.put([block(0)], then=lambda: removed.append(1))
+    queue.put([block(0)], LARGE, then=lambda: removed.append(1))
     assert (queue.queued_bytes, queue._thread, removed) == (0, None, [1])

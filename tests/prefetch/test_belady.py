@@ -194,33 +194,6 @@ def ahead_of(names):
     return plan
 
 
-def test_reading_in_order_moves_the_window():
-    plan = ahead_of([A, B, C, D, E, F])
-    for n_left, block in ((5, A), (4, B), (3, C)):
-        assert plan.look(block)
-        assert plan.rule.ahead == n_left
-    assert not plan.look()
-
-
-def test_a_read_passes_all_blocks_before_it():
-    plan = ahead_of(list(range(1000)))
-    assert plan.look(700)
-    assert (plan.rule.reader, plan.rule.ahead) == (700, 299)
-
-
-def test_a_read_of_a_repeated_block_is_its_first_use():
-    plan, blocks = ahead_of([A, B, A, C, A, D, A]), [A, B, A, C, A, D, A]
-    for position, block in enumerate(blocks):
-        plan.look(block)
-        assert plan.rule.reader == position
-
-
-def test_another_read_of_the_block_just_read_is_not_its_next_use():
-    plan = ahead_of([A, B, C, D] * 2)
-    assert plan.look(A)
-    assert not plan.look(A)
-
-
 def test_a_slow_read_is_not_the_next_use_of_the_block():
     plan = ahead_of([A, B, C, D, E, F, A, B])
     plan.look(B, C, D)  # and another reader is still at the first
@@ -239,12 +212,6 @@ def test_a_read_before_the_use_is_known_counts_if_no_reader_has_come_further_sin
     plan.look(A)  # of its last use
     plan.rule.add([plan.use(3)])
     assert plan.rule.reader == 1
-
-
-def test_the_uses_of_a_failed_object_leave_the_window():
-    plan = ahead_of([A, B, C, D, E, F])
-    plan.rule.remove(map(plan.use, range(1, 4)))
-    assert plan.rule.ahead == 3
 
 
 def test_beyond_the_horizon_only_bytes_are_counted(monkeypatch):

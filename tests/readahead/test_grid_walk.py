@@ -103,15 +103,6 @@ def test_a_small_window_is_respected(case, most):
 
 
 @settings(max_examples=40)
-@given(st.integers(2, 7), st.integers(40, 400), st.booleans())
-def test_strides_are_followed_in_both_directions(step, n, is_backwards):
-    places = grid(n)[:: -step if is_backwards else step]
-    out = replay(places, (n,))
-    assert len(out.missed) <= 5
-    assert len(out.unread) == 0
-
-
-@settings(max_examples=40)
 @given(st.data())
 def test_a_part_of_every_step_is_recognized_after_two_steps(data):
     """`for t in ...: a[t, y0:y1, x0:x1]`: nothing outside the part is requested."""
@@ -198,11 +189,3 @@ def test_nothing_beyond_the_grid_or_the_window_is_requested(places, most, is_kno
         assert len(history.walks) <= 8
         for walk in history.walks:
             assert walk.number(walk.place(walk.last)) == walk.last
-
-
-def test_repeated_reads_of_one_position_request_nothing():
-    assert replay([(1,), (2,), (3,)] * 30, (100,)).asked == []
-
-
-def test_a_window_of_zero_requests_nothing():
-    assert replay(grid(100), (100,), most=0).asked == []

@@ -134,11 +134,6 @@ def test_numbered_names_are_split_at_the_last_number(path, expected):
     assert numbered(path) == expected
 
 
-@pytest.mark.parametrize("path", ["b/readme.txt", "b/2024/readme.txt", ""])
-def test_names_without_a_number_in_the_last_part_are_not_numbered(path):
-    assert numbered(path) is None
-
-
 @given(st.text(max_size=12))
 def test_a_numbered_name_round_trips(path):
     found = numbered(path)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cachedfs.readahead.runs import LEAST, MOST_RUNS, ReadHistory, Run, is_rest_worth_it
+from cachedfs.readahead.runs import MOST_RUNS, ReadHistory, Run, is_rest_worth_it
 
 B = 1 << 20
 REQUEST, WINDOW = 8, 64  # blocks
@@ -190,12 +190,6 @@ def test_any_pattern_wastes_less_than_a_window_and_a_twentieth(seed, n_blocks, m
         assert reader.n_wasted <= most + reader.history.n_touched / 20
 
 
-def test_a_window_of_zero_reads_nothing_ahead():
-    reader = Reader(100, most=0)
-    reader.take(0, 50)
-    assert reader.asked == []
-
-
 def test_requests_of_a_reader_that_left_are_canceled_once_it_reads_elsewhere():
     reader = Reader(1000)
     reader.take(0, 20)
@@ -218,11 +212,3 @@ def test_the_rest_stays_worth_it_with_more_misses_and_with_less_to_fetch(n_misse
     if worth(n_misses, n_missing):
         assert worth(n_misses + 1, n_missing)
         assert n_missing == 1 or worth(n_misses, n_missing - 1)
-
-
-def test_larger_rests_need_more_misses():
-    assert [worth(n, REQUEST) for n in range(4)] == [False, False, True, True]
-    assert not worth(LEAST - 1, REQUEST + 1)
-    assert worth(LEAST, REQUEST + 1)
-    assert next(n for n in range(100) if worth(n, 180)) == 12
-    assert not worth(1000, 0)
