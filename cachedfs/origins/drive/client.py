@@ -6,7 +6,9 @@ import asyncio
 import dataclasses
 import itertools
 import json
+import os
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -26,7 +28,8 @@ from cachedfs.errors import (
 )
 from cachedfs.origins.base import range_header
 from cachedfs.origins.drive import api, failures, public
-from cachedfs.origins.drive.options import DriveOptions, account_key, refers_to_objects
+from cachedfs.origins.drive.account_key import account_key
+from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.inner_filesystem import AsyncOnce
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 BeforePage = Callable[[], Awaitable[object]]
 _MOST_LOOKUPS = 16  # requests for metadata in flight: Drive gives one user some 50 listings a second
+_SEARCH_AGAIN_S = 5.0  # a search for credentials may ask a metadata server that does not answer
 _IDS = 100  # item ids asked for at once
 _MOST_PAGES = 50  # of changes: to list again what is wanted costs less then
 GOOD = frozenset({200, 201, 204, 308})
@@ -90,6 +94,7 @@ class DriveAccount:
         self._asking_ids = asyncio.Lock()
         self._out_of_sight: set[str] = set()  # shared drives that this account is no member of
         self._connection = AsyncOnce(self._connect)
+        self._search = AsyncOnce(self._search_again)
 
     # Signing in
     async def connection(self) -> _Connection:
@@ -114,8 +119,7 @@ class DriveAccount:
         session = aiohttp.ClientSession(connector=new_connector(ssl=tls), proxy=proxy)
 
         def judge(request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
-            who = {"account": f"the account that signs in ({auth.name})", "remedy": auth.remedy}
-            return failures.failure(request, status, headers, body, **who, for_scope=auth.for_scope)
+            return failures.failure(request, status, headers, body, auth.signed_in)
 
         def client_of(slots: RequestSlots, policy: RetryPolicy) -> HTTPClient:
             return HTTPClient(
@@ -140,17 +144,33 @@ class DriveAccount:
 
     def _is_same(self) -> bool:
         """Return whether the options still sign in as the account in the cache keys; blocks on files."""
-        is_live = refers_to_objects(self.options.sign_in)  # which stay what they are
-        return not self._key or is_live or self._key == account_key(self.options, may_ask=False)
+        given = self.options.sign_in
+        is_object = not isinstance(given.get("google_auth", ""), (str, os.PathLike))
+        if not self._key or is_object or "credentials" in given:  # an object stays what it is
+            return True
+        return self._key == account_key(given, self.base, may_ask=False)
 
     async def _is_missing(self, auth: DriveAuth) -> bool:
         """Return whether there is no sign-in, also after looking for one again."""
-        if not auth.is_missing:
-            return False
-        if not await auth.search(self.options.sign_in, self._is_same):
-            return True
-        self.is_public = False
-        return False
+        if auth.is_missing:
+            if self._search.value is not None and time.monotonic() >= self._search.value + _SEARCH_AGAIN_S:
+                self._search.take()
+            await self._search.get()
+            self.is_public = auth.is_missing
+        return auth.is_missing
+
+    async def _search_again(self) -> float:
+        """Look for default credentials once more, and return when that was.
+
+        They are used only if they belong to the account in the cache keys.
+        """
+        from cachedfs.origins.drive.auth import sign_in
+
+        now, auth = time.monotonic(), (await self.connection()).auth
+        found = await asyncio.to_thread(sign_in, self.options.sign_in)
+        if not found.is_missing and await asyncio.to_thread(self._is_same):
+            auth.use(found)
+        return now
 
     async def aclose(self) -> None:
         """Close the connections; the next request creates new ones."""
@@ -216,7 +236,7 @@ class DriveAccount:
         if most_tries is not None:
             policy = dataclasses.replace(policy, tries=most_tries)
         if request.kind != "download" and await self._is_missing(to.auth):
-            raise AccessDenied(f"{request.subject}: {to.auth.remedy}")
+            raise AccessDenied(f"{request.subject}: {to.auth.signed_in.remedy}")
         limits = self.limits if request.kind == "create" else None
         tries, n_created = RetryAttempts(policy), self.limits.n_created
         while True:
@@ -376,7 +396,7 @@ class DriveAccount:
         Raises AccessDenied for a folder that the account may see and not open: Drive would answer that it is empty.
         """
         if not folder.details.get("canListChildren", True):
-            name = (await self.connection()).auth.name
+            name = (await self.connection()).auth.signed_in.name
             raise AccessDenied(
                 f"{api.url_of(path)}: you may see the folder {api.url_of(folder.path)}, not open it ({doing}): its access is "
                 f"limited. Ask its owner to share this folder itself with the account that signs in ({name})"

@@ -9,7 +9,7 @@ import pytest
 
 from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive import accounts
-from cachedfs.origins.drive.auth import headers_now, sign_in
+from cachedfs.origins.drive.auth import DriveAuth, sign_in
 from cachedfs.origins.registry import identity_of
 from cachedfs.origins.retry import RetryPolicy
 
@@ -116,28 +116,32 @@ def test_without_options_the_default_account_signs_in():
         sign_in({"account": "a", "token": "anon"})
 
 
-def test_a_sign_in_of_somebody_else_is_neither_used_nor_overwritten(server):
+async def headers_of(signed_in):
+    return await DriveAuth(signed_in, RetryPolicy()).headers()
+
+
+async def test_a_sign_in_of_somebody_else_is_neither_used_nor_overwritten(server):
     client = server.client_json()["installed"]
     accounts.save("a", user(account="one@example.com", refresh_token="RT-1", **client))
     running = sign_in({})
     other = user(account="two@example.com", refresh_token="RT-2", token="TOKEN-2", **client)
     accounts.save("a", {**other, "expiry": "2099-01-01T00:00:00Z"})
-    assert headers_now(running, RetryPolicy())["authorization"] != "Bearer TOKEN-2"
+    assert (await headers_of(running))["authorization"] != "Bearer TOKEN-2"
     assert accounts.load("a")["refresh_token"] == "RT-2"
     assert accounts.load("a")["token"] == "TOKEN-2"
     # The same account signed in again: its new refresh token is used, as the old one may be revoked.
     running.credentials.token = None
     accounts.save("a", user(account="one@example.com", refresh_token="RT-3", **client))
-    headers_now(running, RetryPolicy())
+    await headers_of(running)
     assert running.credentials.refresh_token == "RT-3"
 
 
-def test_a_renewed_token_is_saved_for_other_processes(server):
+async def test_a_renewed_token_is_saved_for_other_processes(server):
     client = server.client_json()["installed"]
     names = ("client_id", "client_secret", "token_uri")
     path = accounts.save("a", user(**{name: client[name] for name in names}))
-    headers = headers_now(sign_in({}), RetryPolicy())
-    assert headers_now(sign_in({}), RetryPolicy()) == headers
+    headers = await headers_of(sign_in({}))
+    assert await headers_of(sign_in({})) == headers
     assert server.count("token") == 1
     assert (mode(path), accounts.load("a")["account"]) == (0o600, "me@example.com")
 

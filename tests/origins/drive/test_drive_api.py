@@ -20,6 +20,7 @@ from cachedfs.errors import (
     QuotaExceeded,
 )
 from cachedfs.origins.drive import api, failures
+from cachedfs.origins.drive.credentials import SignIn
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.retry import RetryableError, RetryPolicy
@@ -40,7 +41,7 @@ def path(server, folder, root):
 
 def failure(status, body, headers=None, *, pinned=False):
     request = HTTPRequest(url="", params={}, subject="drive://x", doing="reading", is_pinned=pinned)
-    return failures.failure(request, status, headers or {}, body)
+    return failures.failure(request, status, headers or {}, body, SignIn("user", remedy="sign in"))
 
 
 async def ask(origin, kind, path, pinned=None):

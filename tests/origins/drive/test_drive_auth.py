@@ -28,11 +28,10 @@ from pydrive2.auth import GoogleAuth
 from pydrive2.drive import GoogleDrive
 
 from cachedfs.errors import AccessDenied
-from cachedfs.origins.drive import accounts, auth
-from cachedfs.origins.drive import options as drive_options
+from cachedfs.origins.drive import account_key, accounts, auth
+from cachedfs.origins.drive.api import GOOGLE
 from cachedfs.origins.drive.auth import DriveAuth, sign_in
 from cachedfs.origins.drive.credentials import SIGN_IN
-from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.retry import RetryableError
 from tests.origins.drive.conftest import PATIENT
 
@@ -315,9 +314,9 @@ def test_each_form_names_credentials_and_an_account(
         assert type(found.credentials) is kind
         assert found.name.startswith(name)
         assert has_no_secret(found.name + found.remedy)
-        seen = drive_options.account_key(DriveOptions.of(options), may_ask=False)
-        secret = f"https://www.googleapis.com {owner.removeprefix('the secret ')}"
-        digest = drive_options._digest(secret if owner.startswith("the secret ") else owner)
+        seen = account_key.account_key(options, GOOGLE, may_ask=False)
+        secret = f"{GOOGLE} {owner.removeprefix('the secret ')}"
+        digest = account_key._digest(secret if owner.startswith("the secret ") else owner)
         assert seen == (owner if owner == "anon" else f"auth-{digest}"), options
     assert google_server.grants == []  # no token before it is needed
 
