@@ -74,12 +74,9 @@ CLOCK = "Token must be a short-lived token (60 minutes) and in a reasonable time
     ("said", "says"),
     [
         (f"invalid_grant: Invalid JWT: {CLOCK} in the JWT claim.", "the clock of this machine is wrong"),
-        ("invalid_grant: Invalid JWT Signature.", "REMEDY"),
         ("invalid_grant: Invalid grant: account not found", "service account was deleted"),
         ("invalid_grant: Invalid email or User ID", "client_user_email="),
         ("unauthorized_client: Client is unauthorized to retrieve access tokens using this method", "administrator"),
-        ("unauthorized_client: Unauthorized", "REMEDY"),
-        ("deleted_client: The OAuth client was deleted.", "--client FILE"),
         ("invalid_client: The provided client secret is invalid.", "--client FILE"),
         ("admin_policy_enforced", "administrator"),
         ("invalid_grant: Token has been expired or revoked.", "REMEDY"),

@@ -18,7 +18,6 @@ from cachedfs.errors import (
     OriginUnavailable,
 )
 from cachedfs.origins.drive import api, mutations
-from cachedfs.origins.drive.mutations import DriveWriter
 from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.origins.upload import PIECE, UploadContent
@@ -68,7 +67,7 @@ async def test_up_to_5_mb_is_one_request(writer, server, folder, root, size):
 
 @pytest.mark.parametrize(
     ("size", "n_pieces"),
-    [(5 * MB + 1, 1), (PIECE, 1), (PIECE + 1, 2), (20 * MB, 3)],
+    [(PIECE, 1), (PIECE + 1, 2)],
 )
 async def test_larger_files_are_sent_in_pieces_of_8_mib(writer, server, folder, root, size, n_pieces):
     await write(writer, f"{root}/a", BIG[:size])
@@ -94,22 +93,6 @@ async def test_a_connection_lost_in_a_piece_is_resumed_where_it_broke(writer, se
         f"bytes {2 * PIECE}-{size - 1}/{size}",
     ]
     assert sum(r.bytes_received for r in server.requests if "content-range" in r.headers) == len(BIG) + PIECE
-
-
-async def test_a_piece_whose_answer_was_lost_is_not_sent_again(writer, server, folder, root):
-    server.fail(Fault(kind="upload", nth=2, lose=True))
-    server.fail(Fault(kind="upload", nth=5, lose=True))  # the last one: the file is created
-    await write(writer, f"{root}/a", BIG)
-    (found,) = server.find(f"{folder}/a")
-    assert found["md5Checksum"] == md5(BIG)
-    assert sum(r.bytes_received for r in server.requests if "content-range" in r.headers) == len(BIG)
-
-
-async def test_a_piece_that_was_stored_in_part_is_continued(writer, server, folder, root):
-    server.accept_only(MB)
-    await write(writer, f"{root}/a", BIG)
-    assert server.get(f"{folder}/a") == BIG
-    assert pieces(server)[1] == f"bytes {MB}-{MB + PIECE - 1}/{len(BIG)}"
 
 
 async def test_an_upload_with_slow_progress_is_never_given_up(writer, server, folder, root, monkeypatch):
@@ -177,14 +160,6 @@ async def test_a_change_succeeds_only_if_drive_returns_the_item(writer, server, 
         await act()
 
 
-async def test_an_empty_answer_to_a_listing_makes_no_second_folder(writer, server, folder, root):
-    server.put(f"{folder}/sub/a", b"1")
-    server.fail(Fault(kind="list", status=200, body="", times=3))
-    await write(writer, f"{root}/sub/b", b"2")
-    assert len(server.find(f"{folder}/sub")) == 1
-    assert server.get(f"{folder}/sub/b") == b"2"
-
-
 @pytest.mark.parametrize("size", [10, 9 * MB])
 async def test_an_upload_that_is_answered_by_another_file_is_sent_again(writer, server, folder, root, size):
     wrong = {"kind": "drive#file", "id": "x", "name": "a", "mimeType": "x/y", "md5Checksum": md5(BIG[:size])}
@@ -241,25 +216,6 @@ async def test_ids_are_requested_once_for_a_hundred_creates(writer, server, fold
     await write(writer, f"{root}/one more", b"")
     assert server.count("ids") == 2
     assert server.requests[-1].method == "POST"
-
-
-async def test_a_file_from_disk_is_never_in_memory_as_a_whole(origin, server, folder, root, tmp_path):
-    (tmp_path / "big").write_bytes(BIG)
-    inner, largest = await origin.filesystem(), 0
-    await inner._mkdir(f"{root}/sub")  # signs in
-    read = UploadContent.piece
-
-    def piece(self, start, stop):
-        nonlocal largest
-        data = read(self, start, stop)
-        largest = max(largest, len(data))
-        return data
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(UploadContent, "piece", piece)
-        await inner._put_file(tmp_path / "big", f"{root}/a")
-    assert largest == PIECE
-    assert server.find(f"{folder}/a")[0]["md5Checksum"] == md5(BIG)
 
 
 # Each request is lost once: before it arrives, or its answer
@@ -326,24 +282,6 @@ async def test_many_new_items_wait_for_their_turn_with_one_warning(caplog):
     assert "2 to 3 new files a second" in warning
 
 
-async def test_a_canceled_wait_for_a_slot_delays_no_other():
-    limits, answered, n_created = DriveLimits(QuotaMeter()), asyncio.Event(), 0
-
-    async def one():
-        nonlocal n_created
-        async with limits.creating():
-            await answered.wait()
-            n_created += 1
-
-    waiting = [asyncio.ensure_future(one()) for _ in range(30)]
-    await asyncio.sleep(0)
-    for task in waiting[:20]:
-        task.cancel()
-    answered.set()
-    await asyncio.gather(*waiting, return_exceptions=True)
-    assert n_created == 10
-
-
 async def test_an_overwrite_does_not_wait_for_a_turn(origin, server, folder, root):
     id = server.put(f"{folder}/a", b"old")
     async with contextlib.AsyncExitStack() as lookup_slots:
@@ -366,13 +304,6 @@ async def test_an_overwrite_keeps_the_id_and_creates_one_revision(writer, server
     assert len(revisions["revisions"]) == 3
 
 
-async def test_an_exclusive_create_refuses_an_existing_file(writer, server, folder, root):
-    await write(writer, f"{root}/a", b"1", exclusive=True)
-    with pytest.raises(FileExistsError, match=f"drive://{root}/a"):
-        await write(writer, f"{root}/a", b"2", exclusive=True)
-    assert server.get(f"{folder}/a") == b"1"
-
-
 async def test_of_duplicates_the_newest_is_overwritten(writer, server, folder, root):
     first = server.put(f"{folder}/a", b"1")
     second = server.put(f"{folder}/a", b"2", new=True)
@@ -392,8 +323,9 @@ async def test_a_write_through_a_shortcut_goes_to_its_target(writer, server, fol
     with pytest.raises(IsAFolder):
         await write(writer, f"{root}/dir", b"4")
     server.shortcut(f"{folder}/gone", "nothing")
-    with pytest.raises(ObjectNotFound):
-        await write(writer, f"{root}/gone", b"5")
+    for change in (write(writer, f"{root}/gone", b"5"), writer.copy(f"{root}/gone", f"{root}/x")):
+        with pytest.raises(ObjectNotFound):
+            await change
     server.shortcut(f"{folder}/to a document", server.document(f"{folder}/doc", ""))
     with pytest.raises(NotDownloadable):
         await write(writer, f"{root}/to a document", b"6")
@@ -468,20 +400,17 @@ async def test_concurrent_writes_of_one_path_create_one_file(writer, server, fol
 # Folders that were moved or removed
 @pytest.mark.parametrize(
     ("what", "how"),
-    [("write", "trashed"), ("make_folder", "removed"), ("copy", "trashed"), ("move", "removed")],
+    [("write", "trashed"), ("make_folder", "removed")],
 )
 async def test_nothing_is_written_into_a_removed_folder(writer, server, folder, root, how, what):
-    server.put(f"{folder}/source", b"data")
     await write(writer, f"{root}/sub/deep/first", b"")  # caches the parent folders
     gone = server.folder(f"{folder}/sub")
     server.trash(gone) if how == "trashed" else server.remove(gone)
     path = f"{root}/sub/deep/a"
     if what == "write":
         await write(writer, path, b"data")
-    elif what == "make_folder":
-        await writer.make_folder(path, exist_ok=False)
     else:
-        await getattr(writer, what)(f"{root}/source", path)
+        await writer.make_folder(path, exist_ok=False)
     (found,) = server.find(f"{folder}/sub/deep/a")
     assert found["trashed"] is False
     if what != "make_folder":
@@ -490,7 +419,7 @@ async def test_nothing_is_written_into_a_removed_folder(writer, server, folder, 
 
 @pytest.mark.parametrize(
     ("what", "depth"),
-    [("write", 0), ("write", 1), ("make_folder", 0), ("copy", 1), ("move", 0), ("remove", 1)],
+    [("write", 0), ("copy", 1), ("remove", 1)],
 )
 async def test_no_change_follows_a_folder_that_was_renamed(writer, server, folder, root, depth, what):
     server.put(f"{folder}/source", b"data")
@@ -500,16 +429,14 @@ async def test_no_change_follows_a_folder_that_was_renamed(writer, server, folde
     moved = f"{folder}/sub/elsewhere" if depth else f"{folder}/elsewhere/deep"
     if what == "write":
         await write(writer, f"{root}/sub/deep/a", b"data")
-    elif what == "make_folder":
-        await writer.make_folder(f"{root}/sub/deep/a", exist_ok=True)
     elif what == "remove":
         await writer.remove(f"{root}/sub/deep/first")
         assert [item["trashed"] for item in server.find(f"{folder}/sub/deep/first")] == [True]
     else:
-        await getattr(writer, what)(f"{root}/source", f"{root}/sub/deep/a")
+        await writer.copy(f"{root}/source", f"{root}/sub/deep/a")
     assert server.get(f"{moved}/first") == b"old"
     assert server.find(f"{moved}/a") == []
-    if what not in ("remove", "make_folder"):
+    if what != "remove":
         assert server.get(f"{folder}/sub/deep/a") == b"data"
 
 
@@ -652,8 +579,8 @@ async def test_a_copy_replaces_the_visible_item_of_a_name_and_a_move_refuses_to_
     assert [server.item(id)["trashed"] for id in (first, second)] == [False, True]
 
 
-@pytest.mark.parametrize("path", ["My Drive", "Shared with me", "shared:Team"])
-async def test_the_tops_are_not_removed_or_moved(writer, server, path):
+async def test_the_tops_are_not_removed_or_moved(writer, server):
+    path = "shared:Team"
     with pytest.raises(IsAFolder, match=f"drive://{path}"):
         await writer.remove(path, folders=True)
     with pytest.raises(CachedFSError, match=f"drive://{path}: .* needs the name"):
@@ -688,29 +615,7 @@ async def test_an_item_in_the_trash_is_not_changed_by_its_id(make, server, folde
     assert changes(server) == []
 
 
-async def test_a_file_moved_to_the_trash_during_a_write_is_an_error(writer, server, folder, monkeypatch):
-    id = server.put(f"{folder}/a", b"old")
-    uploaded = DriveWriter._upload
-
-    async def trashed(*args):
-        await asyncio.to_thread(server.trash, id)
-        return await uploaded(*args)
-
-    monkeypatch.setattr(DriveWriter, "_upload", trashed)
-    with pytest.raises(ObjectNotFound, match=f"drive://id:{id}: .*in the trash"):
-        await write(writer, f"id:{id}", b"new")
-
-
 # Copying
-async def test_a_copy_is_made_on_the_server(writer, server, folder, root):
-    server.put(f"{folder}/a", b"1")
-    await writer.copy(f"{root}/a", f"{root}/sub/b")
-    assert server.get(f"{folder}/sub/b") == b"1"
-    assert server.count("media") == 0
-    server.put(f"{folder}/old", b"0")
-    await writer.copy(f"{root}/a", f"{root}/old")
-    live = [item for item in server.find(f"{folder}/old") if not item["trashed"]]
-    assert [item["md5Checksum"] for item in live] == [md5(b"1")]
 
 
 async def test_a_copy_onto_itself_changes_nothing(writer, server, folder, root):
@@ -728,12 +633,11 @@ async def test_a_copy_onto_a_folder_is_refused(writer, server, folder, root):
     assert server.count("copy") == 0
 
 
-@pytest.mark.parametrize("kind", ["document", "form"])
-async def test_native_documents_are_copied_without_a_generated_id(writer, server, folder, root, kind):
-    server.document(f"{folder}/doc", "text", mime=f"{APPS}{kind}")
+async def test_native_documents_are_copied_without_a_generated_id(writer, server, folder, root):
+    server.document(f"{folder}/doc", "", mime=f"{APPS}form")
     await writer.copy(f"{root}/doc", f"{root}/sub/copy")
     (found,) = server.find(f"{folder}/sub/copy")
-    assert found["mimeType"] == f"{APPS}{kind}"
+    assert found["mimeType"] == f"{APPS}form"
     assert server.count("copy") == 1
 
 
@@ -763,12 +667,14 @@ async def test_a_copy_of_a_document_refused_for_its_rate_is_retried(writer, serv
 
 
 # Moving
-@pytest.mark.parametrize("what", ["copy", "move"])
-async def test_a_copy_or_move_onto_an_id_is_refused(writer, server, folder, root, what):
+async def test_a_copy_or_move_onto_an_id_is_refused(writer, server, folder, root):
     server.put(f"{folder}/a", b"1")
-    for target in (f"id:{server.put(f'{folder}/b', b'2')}", "My Drive"):
+    for change, target in (
+        (writer.copy, f"id:{server.put(f'{folder}/b', b'2')}"),
+        (writer.move, "My Drive"),
+    ):
         with pytest.raises(CachedFSError, match=f"drive://{target}: .*its path"):
-            await getattr(writer, what)(f"{root}/a", target)
+            await change(f"{root}/a", target)
     assert changes(server) == []
 
 
@@ -860,7 +766,7 @@ async def test_make_folder_options(writer, server, folder, root):
     assert server.find(f"{folder}/none") == []
 
 
-async def test_an_id_of_a_file_is_not_accepted_as_a_folder(writer, server, folder, origin):
+async def test_an_id_of_a_file_is_not_accepted_as_a_folder(writer, server, folder):
     id = server.put(f"{folder}/a", b"1")
     for exist_ok in (True, False):
         with pytest.raises(FileExistsError, match=f"drive://id:{id}"):
@@ -868,13 +774,6 @@ async def test_an_id_of_a_file_is_not_accepted_as_a_folder(writer, server, folde
     with pytest.raises(FileExistsError, match=f"drive://id:{id}"):
         await write(writer, f"id:{id}/x", b"2")
     assert changes(server) == []
-    other = server.put(f"{folder}/b", b"2")
-    for method, what, resource, params in (
-        ("POST", None, {"name": "x", "parents": [id]}, {}),
-        ("PATCH", other, {}, {"addParents": id}),
-    ):
-        with pytest.raises(AccessDenied, match="parent is not a folder"):
-            await origin.account.change(method, what, "x", "putting it into a file", resource, params)
 
 
 async def test_a_wide_slash_in_a_path_becomes_a_slash_in_the_title(writer, server, root, origin):
