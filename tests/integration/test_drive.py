@@ -627,7 +627,7 @@ def test_a_shortcut_to_a_parent_folder_does_not_recurse_forever(drive, fs):
 
 
 def test_cached_listings_are_served_at_once_while_drive_is_unreachable(tmp_path, monkeypatch):
-    monkeypatch.setattr("cachedfs.origins.drive.client.RetryPolicy", lambda: RetryPolicy(base_s=0.0))
+    monkeypatch.setattr("cachedfs.origins.drive.connection.RetryPolicy", lambda: RetryPolicy(base_s=0.0))
     with DriveServer("off") as server:
         server.put("a.txt", b"x")
         fs = fsspec.filesystem(

@@ -9,7 +9,8 @@ from typing import Any
 
 from cachedfs.errors import CachedFSError
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.client import GOOD, DriveAccount
+from cachedfs.origins.drive.client import DriveAccount
+from cachedfs.origins.drive.connection import GOOD
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.upload import UNKNOWN_SESSION, GoogleUpload, UploadContent
 

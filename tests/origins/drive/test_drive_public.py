@@ -18,7 +18,7 @@ from cachedfs.errors import (
     SignInRefused,
 )
 from cachedfs.origins.base import has_stale_answer
-from cachedfs.origins.drive import accounts, client, public
+from cachedfs.origins.drive import accounts, connection, public
 from cachedfs.origins.drive.api import item_info
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
@@ -164,7 +164,7 @@ async def test_a_page_in_place_of_the_bytes_is_never_data(make, server, folder):
 
 
 async def test_who_signs_in_later_uses_the_same_origin(make, server, folder, root, nobody, monkeypatch):
-    monkeypatch.setattr(client, "_SEARCH_AGAIN_S", 0.0)
+    monkeypatch.setattr(connection, "_SEARCH_AGAIN_S", 0.0)
     origin = make(token=None)
     id = server.put(f"{folder}/a", DATA)
     for path in (f"{root}/a", f"id:{id}"):
@@ -181,7 +181,7 @@ async def test_who_signs_in_later_uses_the_same_origin(make, server, folder, roo
 async def test_a_public_folder_is_listed_by_the_api_after_a_sign_in(
     make, server, folder, nobody, monkeypatch
 ):
-    monkeypatch.setattr(client, "_SEARCH_AGAIN_S", 0.0)
+    monkeypatch.setattr(connection, "_SEARCH_AGAIN_S", 0.0)
     origin, path = make(token=None), f"id:{server.folder(folder)}"
     server.put(f"{folder}/a", DATA)
     server.publish(server.folder(folder))
@@ -200,14 +200,14 @@ async def test_a_public_folder_is_listed_by_the_api_after_a_sign_in(
 async def test_credentials_that_are_found_late_are_used_by_the_next_request(
     make, server, folder, monkeypatch
 ):
-    may_go_on, sign_in, made = threading.Event(), client._signed_in, []
+    may_go_on, sign_in, made = threading.Event(), connection._signed_in, []
 
     def sign_in_late(*arguments):
         may_go_on.wait(120)
         made.append(1)
         return sign_in(*arguments)
 
-    monkeypatch.setattr(client, "_signed_in", sign_in_late)
+    monkeypatch.setattr(connection, "_signed_in", sign_in_late)
     origin, id = make(RetryPolicy(reach_stale_s=0.01)), published(server, f"{folder}/a")
     has_stale_answer.set(True)
     with pytest.raises(OriginUnreachable, match="drive://: no credentials were found within"):

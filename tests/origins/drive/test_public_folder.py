@@ -215,7 +215,7 @@ def test_a_page_is_as_new_as_the_folder(cached, clock, server, folder, tree):
 
 def test_a_name_that_the_page_lacks_is_never_absent(cached, clock, server, tree, monkeypatch):
     at_once = functools.partial(RetryPolicy, base_s=0.0, media_s=3600.0, metadata_s=3600.0)
-    monkeypatch.setattr("cachedfs.origins.drive.client.RetryPolicy", at_once)
+    monkeypatch.setattr("cachedfs.origins.drive.connection.RetryPolicy", at_once)
     server.page_limit(2)  # sub and a
     fs = cached()
     assert fs.ls(f"id:{tree}", detail=False) == [f"id:{tree}/a", f"id:{tree}/sub"]
