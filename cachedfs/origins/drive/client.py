@@ -48,7 +48,7 @@ class DriveAccount(DriveConnection):
         find = partial(self.call, request, asked={} if id == api.ROOT else {"id": id})
         if not path.startswith("id:"):
             return await find()
-        auth = (await self.connection()).auth
+        auth = (await self.clients()).auth
         if not self.is_public:
             try:
                 return await find()
@@ -83,7 +83,7 @@ class DriveAccount(DriveConnection):
         Raises AccessDenied for a folder that the account may see and not open: Drive would answer that it is empty.
         """
         if not folder.details.get("canListChildren", True):
-            name = (await self.connection()).auth.signed_in.name
+            name = (await self.clients()).auth.signed_in.name
             raise AccessDenied(
                 f"{api.url_of(path)}: you may see the folder {api.url_of(folder.path)}, not open it ({doing}): its access is "
                 f"limited. Ask its owner to share this folder itself with the account that signs in ({name})"
@@ -228,7 +228,7 @@ class DriveAccount(DriveConnection):
 
         The range always has an end, because Drive charges an open one as the whole file.
         """
-        await self.connection()
+        await self.clients()
         if self.is_public:
             key = info.details.get("resourceKey")
             return self.public.request(str(info.id), key, path, want, is_pinned=True)
@@ -257,7 +257,7 @@ class DriveAccount(DriveConnection):
         headers: Mapping[str, str] = {},
         **more: Any,
     ) -> HTTPRequest:
-        auth = (await self.connection()).auth
+        auth = (await self.clients()).auth
         return self.request(
             url,
             path,

@@ -76,8 +76,8 @@ class DriveConnection:
         self._search = AsyncOnce(self._search_again)
 
     # Signing in
-    async def connection(self) -> Clients:
-        """Return the connection, made at the first call; raise AccessDenied or ValueError without a way to sign in."""
+    async def clients(self) -> Clients:
+        """Return the clients, made at the first call; raise AccessDenied or ValueError without a way to sign in."""
         async with finding_credentials("drive://", self.policy):
             return await self._clients.get()
 
@@ -135,7 +135,6 @@ class DriveConnection:
             if self._search.value is not None and time.monotonic() >= self._search.value + _SEARCH_AGAIN_S:
                 self._search.take()
             await self._search.get()
-            self.is_public = auth.is_missing
         return auth.is_missing
 
     async def _search_again(self) -> float:
@@ -145,22 +144,23 @@ class DriveConnection:
         """
         from cachedfs.origins.drive.auth import sign_in
 
-        now, auth = time.monotonic(), (await self.connection()).auth
+        now, auth = time.monotonic(), (await self.clients()).auth
         found = await asyncio.to_thread(sign_in, self.options.sign_in)
         if not found.is_missing and await asyncio.to_thread(self._is_same):
             auth.use(found)
+            self.is_public = False
         return now
 
     async def aclose(self) -> None:
         """Close the connections; the next request creates new ones."""
-        if (connection := self._clients.take()) is not None:
-            await connection.session.close()
+        if (clients := self._clients.take()) is not None:
+            await clients.session.close()
 
     def close_now(self) -> None:
         """Close the connections when no event loop is left to do it."""
-        if (connection := self._clients.take()) is not None:
-            connector = connection.session.connector
-            connection.session.detach()
+        if (clients := self._clients.take()) is not None:
+            connector = clients.session.connector
+            clients.session.detach()
             if connector is not None:
                 connector._close()  # its public face wants the loop
 
@@ -193,7 +193,7 @@ class DriveConnection:
 
     async def send(self, request: HTTPRequest) -> Answer:
         """Send a request once; return its whole answer. Raises RetryableError or the final error."""
-        return await (await self.connection()).metadata.answer(request)
+        return await (await self.clients()).metadata.answer(request)
 
     async def answered(
         self,
@@ -209,7 +209,7 @@ class DriveConnection:
         an id that Drive generated before (`has_id`), it creates one item, however often it is sent. Without one, it is
         sent again only if it surely created none.
         """
-        to, policy = await self.connection(), self.policy
+        to, policy = await self.clients(), self.policy
         if most_tries is not None:
             policy = dataclasses.replace(policy, tries=most_tries)
         if request.kind != "download" and await self.is_missing(to.auth):

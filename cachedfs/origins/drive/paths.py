@@ -125,7 +125,7 @@ class PathResolver:
     def __init__(self, account: DriveAccount) -> None:
         self._account, self._clock = account, account.policy.clock
         self._folders: dict[str, tuple[ObjectInfo, float]] = {}  # by path, with when each was seen
-        # Ids by path, with when they were created, oldest first.
+        # Ids by path, with when they were created.
         self._created: dict[str, tuple[str, float]] = {}
         self._checks: dict[str, tuple[asyncio.Task[bool], float]] = {}  # by folder: the latest, and its start
         self._my_drive: ObjectInfo | None = None  # always the same folder
@@ -354,10 +354,8 @@ class PathResolver:
     def created(self, path: str, item: Mapping[str, Any]) -> ObjectInfo:
         """Remember an item that was just created; return its metadata."""
         now, info = self._clock(), api.item_info(item, path)
-        self._created.pop(path, None)
-        self._created[path] = info.id or "", now
-        while next(iter(self._created.values()))[1] < now - _REMEMBERED_S:
-            del self._created[next(iter(self._created))]
+        recent = {name: seen for name, seen in self._created.items() if seen[1] >= now - _REMEMBERED_S}
+        self._created = {**recent, path: (info.id or "", now)}
         if info.kind == "directory":
             self._folders[path] = (info, now)
         return info

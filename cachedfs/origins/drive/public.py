@@ -187,12 +187,12 @@ class PublicDrive:
 
     async def uses_pages(self, path: str) -> bool:
         """Return whether a folder is listed by its public page: nobody has signed in, and there is no API key."""
-        await self._to.connection()
+        await self._to.clients()
         return self._to.is_public and path.startswith("id:")
 
     async def has_new_sign_in(self) -> bool:
         """Return whether there is a new sign-in, where there was none: then folders are listed by the API."""
-        auth = (await self._to.connection()).auth
+        auth = (await self._to.clients()).auth
         return not self._to.is_public or (auth.is_missing and not await self._to.is_missing(auth))
 
     # Items

@@ -536,7 +536,7 @@ async def test_a_dropped_asynchronous_instance_closes_its_connections(options, s
     server.put(f"{folder}/a", DATA)
     fs = DriveFileSystem(asynchronous=True, skip_instance_cache=True, **options)
     assert await fs._cat_file(f"{root}/a") == DATA
-    session = (await fs.origin.account.connection()).session
+    session = (await fs.origin.account.clients()).session
     del fs
     gc.collect()
     assert session.closed
