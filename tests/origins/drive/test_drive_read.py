@@ -283,7 +283,7 @@ async def test_a_read_cancelled_during_its_second_lookup_leaves_nothing(make, se
 
 async def test_the_buffer_of_unproven_bytes_is_bounded(make, server, folder, root):
     origin = make(policy=RetryPolicy(stall_s=5))
-    data = bytes(40 << 20)
+    data = bytes(24 << 20)
     server.edit(server.put(f"{folder}/big", data), capabilities={"canReadRevisions": False})
     pinned = await origin.lookup(f"{root}/big")
     server.fail(Fault(kind="get", stall_s=0.4))
