@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -18,6 +19,7 @@ from cachedfs.common.urls import import_error
 from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive import api, failures
 from cachedfs.origins.drive.account_key import account_key
+from cachedfs.origins.drive.credentials import SignIn
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter
 from cachedfs.origins.http_request import Answer, HTTPRequest
@@ -87,39 +89,40 @@ class DriveConnection:
 
             from cachedfs.origins.http import HTTPClient, new_connector, timeouts_of
 
-        policy = self.policy
-        auth, proxy, tls = await asyncio.to_thread(_signed_in, self.options, policy)
-        if not auth.is_missing and not await asyncio.to_thread(self._is_same):
-            raise AccessDenied(
-                "Google Drive: another account signed in since this filesystem was made: restart the program, or make a new "
-                "filesystem with skip_instance_cache=True"
-            )
+        auth, policy = await asyncio.to_thread(self._sign_in), self.policy
+        proxy, tls = await asyncio.to_thread(_way_to, self.base)
         self.is_public = auth.is_missing
         session = aiohttp.ClientSession(connector=new_connector(ssl=tls), proxy=proxy)
 
         def judge(request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
             return failures.failure(request, status, headers, body, auth.signed_in)
 
-        def client_of(slots: RequestSlots, policy: RetryPolicy) -> HTTPClient:
-            return HTTPClient(
-                session,
-                auth,
-                judge,
-                slots=slots,
-                on_request=self._on_request,
-                policy=self.policy,
-                timeouts=timeouts_of(policy),
-                limits=self.limits,
-            )
-
-        slow = dataclasses.replace(policy, stall_s=policy.export_s)
+        client = partial(HTTPClient, session, auth, judge, on_request=self._on_request, policy=policy)
+        client = partial(client, limits=self.limits, timeouts=timeouts_of(policy))
+        slow = timeouts_of(dataclasses.replace(policy, stall_s=policy.export_s))
         return Clients(
             auth,
             session,
-            media=client_of(self.media_slots, policy),
-            metadata=client_of(self.metadata_slots, policy),
-            exports=client_of(self.media_slots, slow),
+            media=client(slots=self.media_slots),
+            metadata=client(slots=self.metadata_slots),
+            exports=client(slots=self.media_slots, timeouts=slow),
         )
+
+    def _sign_in(self) -> DriveAuth:
+        """Return the tokens of the account; blocks on files, on imports, and perhaps on a metadata server."""
+        try:
+            with importing():
+                from cachedfs.origins.drive.auth import DriveAuth, sign_in
+            preload(["encodings.idna"])  # which looking for a host needs
+        except ImportError as error:
+            raise import_error("drive", error, "pydrive2") from error
+        auth = DriveAuth(sign_in(self.options.sign_in), self.policy)
+        if not auth.is_missing and not self._is_same():
+            raise AccessDenied(
+                "Google Drive: another account signed in since this filesystem was made: restart the program, or make a new "
+                "filesystem with skip_instance_cache=True"
+            )
+        return auth
 
     def _is_same(self) -> bool:
         """Return whether the options still sign in as the account in the cache keys; blocks on files."""
@@ -144,9 +147,12 @@ class DriveConnection:
         """
         from cachedfs.origins.drive.auth import sign_in
 
+        def find() -> SignIn | None:
+            found = sign_in(self.options.sign_in)
+            return found if not found.is_missing and self._is_same() else None
+
         now, auth = time.monotonic(), (await self.clients()).auth
-        found = await asyncio.to_thread(sign_in, self.options.sign_in)
-        if not found.is_missing and await asyncio.to_thread(self._is_same):
+        if (found := await asyncio.to_thread(find)) is not None:
             auth.use(found)
             self.is_public = False
         return now
@@ -254,19 +260,6 @@ class DriveConnection:
         )
 
 
-def _signed_in(
-    options: DriveOptions, policy: RetryPolicy
-) -> tuple[DriveAuth, str | None, ssl.SSLContext | bool]:
-    """Return the credentials, the proxy and the TLS settings.
-
-    Blocks on files, on imports, and perhaps on a metadata server.
-    """
-    try:
-        with importing():
-            from cachedfs.origins.drive.auth import DriveAuth, sign_in
-        preload(["encodings.idna"])  # which looking for a host needs
-    except ImportError as error:
-        raise import_error("drive", error, "pydrive2") from error
-    proxy = proxy_of(options.endpoint_url)
-    auth = DriveAuth(sign_in(options.sign_in), policy)
-    return auth, proxy, trusted() if options.endpoint_url.startswith("https:") else True
+def _way_to(url: str) -> tuple[str | None, ssl.SSLContext | bool]:
+    """Return the proxy and the TLS settings for a service; blocks on files."""
+    return proxy_of(url), trusted() if url.startswith("https:") else True

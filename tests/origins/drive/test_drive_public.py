@@ -20,6 +20,7 @@ from cachedfs.errors import (
 from cachedfs.origins.base import has_stale_answer
 from cachedfs.origins.drive import accounts, connection, public
 from cachedfs.origins.drive.api import item_info
+from cachedfs.origins.drive.connection import DriveConnection
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
 from tests.origins.contract import read
@@ -200,14 +201,14 @@ async def test_a_public_folder_is_listed_by_the_api_after_a_sign_in(
 async def test_credentials_that_are_found_late_are_used_by_the_next_request(
     make, server, folder, monkeypatch
 ):
-    may_go_on, sign_in, made = threading.Event(), connection._signed_in, []
+    may_go_on, sign_in, made = threading.Event(), DriveConnection._sign_in, []
 
     def sign_in_late(*arguments):
         may_go_on.wait(120)
         made.append(1)
         return sign_in(*arguments)
 
-    monkeypatch.setattr(connection, "_signed_in", sign_in_late)
+    monkeypatch.setattr(DriveConnection, "_sign_in", sign_in_late)
     origin, id = make(RetryPolicy(reach_stale_s=0.01)), published(server, f"{folder}/a")
     has_stale_answer.set(True)
     with pytest.raises(OriginUnreachable, match="drive://: no credentials were found within"):
