@@ -121,7 +121,7 @@ def no_rate_limits(monkeypatch):
 def long_timeouts(monkeypatch):
     """Wait long for answers and connections: pauses of the machine would change exact counts."""
     patient = functools.partial(RetryPolicy, media_s=3600.0, metadata_s=3600.0)
-    monkeypatch.setattr("cachedfs.origins.drive.client.RetryPolicy", patient)
+    monkeypatch.setattr("cachedfs.origins.drive.connection.RetryPolicy", patient)
     timeouts_of, usual = http.timeouts_of, RetryPolicy()
 
     def patient_timeouts(policy, **options):

@@ -127,10 +127,12 @@ def identity_of(
         aware = _AWARE if given.get("version_aware") else ""
         return f"gs|{_gcs_host(given, environ)}|{_gcs_account(given)}{aware}"
     if protocol == "drive":
-        from cachedfs.origins.drive.options import DriveOptions, account_key
+        from cachedfs.origins.drive.account_key import account_key
+        from cachedfs.origins.drive.options import DriveOptions
 
         drive = DriveOptions.of(given)
-        return f"drive|{_host_of(drive.endpoint_url)}|{account_key(drive, may_ask=may_ask)}"
+        account = account_key(drive.sign_in, drive.endpoint_url, may_ask=may_ask)
+        return f"drive|{_host_of(drive.endpoint_url)}|{account}"
     given |= _places(protocol, given, environ)
     plain = _without_secrets({name: value for name, value in given.items() if value is not None})
     digest = _digest(plain) if plain else "-"

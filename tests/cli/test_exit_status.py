@@ -80,7 +80,7 @@ def test_an_interrupt_is_130(monkeypatch):
 def test_ctrl_c_while_drive_does_not_answer(drive, monkeypatch):
     drive.server.fail(Fault(kind="list", stall_s=3600, times=100))
     monkeypatch.setattr(
-        "cachedfs.origins.drive.client.RetryPolicy", functools.partial(RetryPolicy, stall_s=3600.0)
+        "cachedfs.origins.drive.connection.RetryPolicy", functools.partial(RetryPolicy, stall_s=3600.0)
     )
     assert interrupted(lambda: drive.server.count(kind="list"), "ls", drive.url()) == ""
 

@@ -449,7 +449,7 @@ def test_a_cached_zarr_store_opens_while_the_origin_is_unreachable(
 ):
     at_once = functools.partial(RetryPolicy, connect_s=0.0)
     monkeypatch.setattr("cachedfs.origins.fsspec_origin.RetryPolicy", at_once)
-    monkeypatch.setattr("cachedfs.origins.drive.client.RetryPolicy", at_once)
+    monkeypatch.setattr("cachedfs.origins.drive.connection.RetryPolicy", at_once)
     data, local = xr.Dataset({"t": (("x",), np.arange(20.0))}).chunk(x=5), tmp_path / "s"
     data.to_zarr(local, zarr_format=zarr_format, consolidated=is_consolidated)
     url = {"gs": "cachedfs::gs://far/s", "drive": "cachedfs::drive://My Drive/s"}[cloud_name]

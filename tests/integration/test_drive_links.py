@@ -6,7 +6,6 @@ from typer.testing import CliRunner
 
 from cachedfs.cli import urls
 from cachedfs.cli.app import app
-from cachedfs.errors import NotDownloadable
 from tests.support import forget
 
 SITE = "https://drive.google.com"
@@ -72,14 +71,6 @@ def test_a_link_to_a_folder_is_a_folder(drive, folder_id):
             assert file.readline() == "1,2\n"
 
 
-def test_a_link_to_a_folder_is_a_dataset(drive, folder_id):
-    pytest.importorskip("torch")
-    from cachedfs.datasets import LineDataset
-
-    link = f"cachedfs::{SITE}/drive/folders/{folder_id}"
-    assert list(LineDataset(f"{link}?usp=sharing")) == ["1,2", "3,4"]
-
-
 def test_my_drive_has_the_names_of_a_mount(drive, file_id):
     for start in (f"{SITE}/drive/my-drive", "/content/drive/MyDrive", "MyDrive"):
         fs, path = fsspec.url_to_fs(f"cachedfs::drive://{start}/{drive.name}/sub/a.csv")
@@ -88,24 +79,6 @@ def test_my_drive_has_the_names_of_a_mount(drive, file_id):
     drive.server.put("a.txt", b"team", parent=drive.server.share_drive("Team links"))
     fs = fsspec.filesystem("cdrive")
     assert fs.cat_file("/content/drive/Shareddrives/Team links/a.txt") == b"team"
-
-
-def test_a_link_to_a_document_is_its_export(drive):
-    id = drive.server.document(f"{drive.name}/report", "words")
-    link = f"cachedfs::https://docs.google.com/document/d/{id}/edit?tab=t.0#heading=h.x"
-    with pytest.raises(NotDownloadable, match="docx"), fsspec.open(link) as file:
-        file.read()
-    with fsspec.open(link, drive={"export": "txt"}) as file:
-        assert file.read().endswith(b"words")
-
-
-def test_a_link_opens_what_its_resource_key_opens(drive, file_id):
-    drive.server.edit(file_id, resourceKey="0-a8Xq1ZkPq2mC5hJ3wKfL0A")
-    link = f"cachedfs::{SITE}/file/d/{file_id}/view?usp=sharing"
-    with pytest.raises(FileNotFoundError), fsspec.open(link) as file:
-        file.read()
-    with fsspec.open(f"{link}&resourcekey=0-a8Xq1ZkPq2mC5hJ3wKfL0A") as file:
-        assert file.read() == b"1,2\n3,4\n"
 
 
 def test_plain_web_addresses_have_a_filesystem_of_their_own(drive, file_id):

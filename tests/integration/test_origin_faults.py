@@ -95,7 +95,7 @@ MOMENTS = {
 def policy(monkeypatch):
     """The retry policy of new origins, which does not wait."""
     given = {"base_s": 0.001, "cap_s": 0.001, "stall_s": 10.0, "media_s": 60.0, "metadata_s": 60.0}
-    for room in ("cachedfs.origins.fsspec_origin", "cachedfs.origins.drive.client"):
+    for room in ("cachedfs.origins.fsspec_origin", "cachedfs.origins.drive.connection"):
         monkeypatch.setattr(f"{room}.RetryPolicy", lambda: RetryPolicy(**given))
     monkeypatch.setattr(gcsfs.retry, "random", types.SimpleNamespace(random=lambda: -100.0))
     if importlib.util.find_spec("s3fs"):

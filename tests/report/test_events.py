@@ -84,7 +84,7 @@ def test_a_wait_is_recorded_with_its_path(cloud, folder):
 
 def test_refusals_for_a_rate_or_a_quota_are_recorded(drive, folder, monkeypatch):
     monkeypatch.setattr(
-        "cachedfs.origins.drive.client.RetryPolicy", functools.partial(RetryPolicy, base_s=0.0)
+        "cachedfs.origins.drive.connection.RetryPolicy", functools.partial(RetryPolicy, base_s=0.0)
     )
     for reason in ("userRateLimitExceeded", "rateLimitExceeded", "dailyLimitExceeded", "forbidden"):
         drive.put(f"f/{reason}", b"data")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -43,51 +41,32 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cachedfs.origins")
 
-_SEARCH_AGAIN_S = 5.0  # a search for credentials may ask a metadata server that does not answer
-
 
 class DriveAuth(TokenSource):
     """The tokens of one Drive account."""
 
     def __init__(self, signed_in: SignIn, policy: RetryPolicy) -> None:
-        super().__init__(
-            lambda: self._signed_in.credentials, lambda: _refresh(self._signed_in, policy), policy
-        )
-        self._search: asyncio.Future[SignIn] | None = None
-        self._search_again_at = 0.0
-        self._use(signed_in)
+        super().__init__(lambda: self.signed_in.credentials, lambda: _refresh(self.signed_in, policy), policy)
+        self.use(signed_in)
 
-    def _use(self, signed_in: SignIn) -> None:
-        self._signed_in = signed_in
-        self.name, self.remedy = signed_in.name, signed_in.remedy
-        self.for_scope = signed_in.for_scope or signed_in.remedy
-        self.is_missing = signed_in.is_missing
-        self.has_api_key = signed_in.kind == "api_key"  # which is sent in place of a token
-        self.without_token = {"x-goog-api-key": signed_in.value} if self.has_api_key else {}
+    def use(self, signed_in: SignIn) -> None:
+        """Sign in with other credentials from now on."""
+        self.signed_in = signed_in
+        if self.has_api_key:  # which is sent in place of a token
+            self.without_token = {"x-goog-api-key": signed_in.value}
 
-    async def search(self, options: Mapping[str, Any], is_same: Callable[[], bool]) -> bool:
-        """Look for default credentials again; return whether there are any now.
+    @property
+    def has_api_key(self) -> bool:
+        return self.signed_in.kind == "api_key"
 
-        They are used only if `is_same` returns True: they belong to the account in the cache keys. It is called in a thread.
-        """
-        if self._search is None or time.monotonic() >= self._search_again_at:
-            self._search = asyncio.ensure_future(asyncio.to_thread(sign_in, options))
-            self._search.add_done_callback(self._end_search)
-            self._search_again_at = time.monotonic() + _SEARCH_AGAIN_S
-        found = await asyncio.shield(self._search)
-        is_usable = self.is_missing and not found.is_missing and await asyncio.to_thread(is_same)
-        if is_usable and self.is_missing:  # or another search was first, whose token may be on its way
-            self._use(found)
-        return not self.is_missing
-
-    def _end_search(self, done: asyncio.Future[SignIn]) -> None:
-        # The error has the frames of all that waited for it.
-        if (done.cancelled() or done.exception() is not None) and self._search is done:
-            self._search = None
+    @property
+    def is_missing(self) -> bool:
+        """Whether nobody has signed in."""
+        return self.signed_in.is_missing
 
     def scopes(self) -> list[str] | None:
         """Return the scopes of the tokens, as granted or else as requested; None if unknown."""
-        held = self._signed_in.credentials
+        held = self.signed_in.credentials
         known = getattr(held, "granted_scopes", None) or getattr(held, "scopes", None)
         return sorted(known) if known else None
 
@@ -96,11 +75,13 @@ class DriveAuth(TokenSource):
 
         Raises SignInRefused if the token has expired or Google gives no other.
         """
-        held = self._signed_in.credentials
+        held = self.signed_in.credentials
         if not isinstance(held, google_users.Credentials) or held.refresh_token or held.refresh_handler:
             return await super().renew(refused)
         if is_expired(left_s(held.token, held.expiry)):
-            raise SignInRefused(f"Google Drive: the token has expired ({self.name}): {self.remedy}")
+            raise SignInRefused(
+                f"Google Drive: the token has expired ({self.signed_in.name}): {self.signed_in.remedy}"
+            )
         return False
 
 
@@ -154,27 +135,21 @@ def _save_token(path: str, held: Any, refresh_token: str | None) -> None:
         log.warning("a renewed token cannot be saved in %s: %s", path, without_secrets(str(error)))
 
 
-def headers_now(signed_in: SignIn, policy: RetryPolicy) -> dict[str, str]:
-    """Return the headers of a token that works now; blocks on the network if it has to be renewed."""
-    headers: dict[str, str] = {}
+def about(signed_in: SignIn, endpoint_url: str, fields: str) -> requests.Response:
+    """Return Drive's `about` response; blocks on the network, first for a token that works now."""
+    import requests
+
+    policy, headers = RetryPolicy(), dict[str, str]()
     if (held := signed_in.credentials) is not None:
         if is_expired(left_s(held.token, held.expiry)):
             _refresh(signed_in, policy)
         held.apply(headers)
-    return headers
-
-
-def about(signed_in: SignIn, endpoint_url: str, fields: str) -> requests.Response:
-    """Return Drive's `about` response; blocks on the network."""
-    import requests
-
-    policy = RetryPolicy()
     with requests.Session() as session:
         configure(session, endpoint_url)
         return session.get(
             f"{endpoint_url}/drive/v3/about",
             params={"fields": fields},
-            headers=headers_now(signed_in, policy),
+            headers=headers,
             timeout=(policy.connect_s, policy.metadata_s),
         )
 
@@ -190,8 +165,8 @@ def sign_in(options: Mapping[str, Any]) -> SignIn:
     found = find(options)
     if found.kind == DEFAULT:
         return _default(found)
-    if found.kind in _LIVE:
-        return _LIVE[found.kind](found.value)
+    if found.is_live:
+        return _from_object(found.value) if found.kind == "credentials" else _from_pydrive2(found.value)
     held: Any = None
     if found.kind == "service_account":
         held = _service_account(found.value, found.acts_for)
@@ -317,9 +292,6 @@ def _from_object(live: Any) -> SignIn:
     account, secret = owner_of(shown, getattr(held, "_subject", None))
     made = SignIn("credentials", live, _name_of(held), "make new credentials", account, secret)
     return made._replace(credentials=held, for_scope=scope_remedy("object"))
-
-
-_LIVE = {"credentials": _from_object, "google_auth": _from_pydrive2}
 
 
 def _name_of(credentials: Any) -> str:

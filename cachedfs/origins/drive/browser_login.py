@@ -22,7 +22,7 @@ from oauthlib import oauth2
 from cachedfs.common.logging import without_secrets
 from cachedfs.errors import AccessDenied, OriginUnavailable, SignInRefused
 from cachedfs.origins.drive import accounts, auth
-from cachedfs.origins.drive.credentials import SignIn, read_json
+from cachedfs.origins.drive.credentials import read_json
 from cachedfs.origins.drive.failures import failure
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.origin_errors import error_of
@@ -202,17 +202,12 @@ def about(info: Mapping[str, Any], endpoint_url: str) -> dict[str, Any]:
             f"Google Drive: the Drive API is not enabled in {project}: enable it at {API_PAGE}, wait a minute, and sign in "
             "again"
         )
-    refusal = _meaning(signed_in, answer) if answer.status_code in (401, 403) else None
-    if isinstance(refusal, Exception):
-        raise refusal
+    if answer.status_code in (401, 403):
+        asked = HTTPRequest(url="", subject="Google Drive", doing="looking up the account")
+        meaning = failure(asked, answer.status_code, answer.headers, answer.content, signed_in)
+        if not isinstance(meaning, RetryableError):
+            raise meaning
     raise OriginUnavailable(f"Google Drive: no answer about the account ({said}): sign in again later")
-
-
-def _meaning(signed_in: SignIn, answer: requests.Response) -> Exception:
-    """Return what an error response means: a reason to try again, or the exception to raise."""
-    asked = HTTPRequest(url="", subject="Google Drive", doing="looking up the account")
-    who = {"account": signed_in.name, "remedy": signed_in.remedy, "for_scope": signed_in.for_scope}
-    return failure(asked, answer.status_code, answer.headers, answer.content, **who)
 
 
 def revoke(info: Mapping[str, Any]) -> None:

@@ -1,260 +1,38 @@
-"""`DriveAccount`: the requests to Google Drive as one account."""
+"""`DriveAccount`: the requests to Google Drive for items, listings, changes and media."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
-import json
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import quote
+from typing import Any
 
-from cachedfs.common.optional_imports import importing, preload
-from cachedfs.common.types import Range
-from cachedfs.common.urls import import_error
-from cachedfs.errors import (
-    AccessDenied,
-    CachedFSError,
-    NotDownloadable,
-    ObjectNotFound,
-    OriginUnavailable,
-    RequestRejected,
-)
+from cachedfs.common.types import ObjectInfo, Range
+from cachedfs.errors import AccessDenied, OriginUnavailable, RequestRejected
 from cachedfs.origins.base import range_header
-from cachedfs.origins.drive import api, failures, public
-from cachedfs.origins.drive.options import DriveOptions, account_key, refers_to_objects
-from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter
-from cachedfs.origins.http_request import Answer, HTTPRequest
-from cachedfs.origins.inner_filesystem import AsyncOnce
-from cachedfs.origins.proxy import proxy_of, trusted
-from cachedfs.origins.request_slots import RequestSlots
-from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
-from cachedfs.origins.tokens import finding_credentials
-from cachedfs.origins.upload import JSON
+from cachedfs.origins.drive import api, failures
+from cachedfs.origins.drive.connection import DriveConnection
+from cachedfs.origins.drive.public import PublicDrive
+from cachedfs.origins.http_request import HTTPRequest
 
-if TYPE_CHECKING:
-    from cachedfs.common.types import ObjectInfo
-    from cachedfs.origins.drive.auth import DriveAuth
-    from cachedfs.origins.http import HTTPClient
-
-T = TypeVar("T")
 BeforePage = Callable[[], Awaitable[object]]
-_MOST_LOOKUPS = 16  # requests for metadata in flight: Drive gives one user some 50 listings a second
 _IDS = 100  # item ids asked for at once
 _MOST_PAGES = 50  # of changes: to list again what is wanted costs less then
-GOOD = frozenset({200, 201, 204, 308})
-_MEDIA: dict[str, Any] = {"kind": "download", "good": frozenset({200, 206, 416})}
+_MEDIA = frozenset({200, 206, 416})
 
 
-class _Connection(NamedTuple):
-    """The sign-in of an account and its HTTP clients, which share one session."""
+class DriveAccount(DriveConnection):
+    """Requests to Google Drive as one account."""
 
-    auth: DriveAuth
-    session: Any
-    media: HTTPClient
-    metadata: HTTPClient  # and all other requests
-    exports: HTTPClient  # waits longer, for a document to be converted
-
-
-class DriveAccount:
-    """Requests to Google Drive as one account. Cheap to create: it signs in at the first request."""
-
-    def __init__(
-        self,
-        options: Mapping[str, Any],
-        *,
-        identity: str = "",
-        loop: asyncio.AbstractEventLoop,
-        on_request: Callable[[], None],
-        concurrency: int = 16,
-        policy: RetryPolicy | None = None,
-        meter: QuotaMeter | None = None,
-    ) -> None:
-        self.options = given = DriveOptions.of(options)
-        self.base = given.endpoint_url
-        self.policy = policy or RetryPolicy()
-        self.loop = loop
-        self.limits = DriveLimits(meter or QuotaMeter(), given.daily_limit, given.daily_limit_stops)
-        self.media_slots = RequestSlots(concurrency)
-        self.metadata_slots = RequestSlots(min(concurrency, _MOST_LOOKUPS))
-        self.is_public = False  # whether to read public files at their public address
-        self.public_folders = public.FolderPages(self._folder_page)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.public = PublicDrive(self)
         self.without_revisions: set[str] = set()  # ids of files whose revisions Google does not give
-        self._on_request = on_request
-        self._key = identity.rpartition("|")[2] if "|" in identity else ""  # names the account in cache keys
         self._ids: list[str] = []
         self._asking_ids = asyncio.Lock()
         self._out_of_sight: set[str] = set()  # shared drives that this account is no member of
-        self._connection = AsyncOnce(self._connect)
-
-    # Signing in
-    async def connection(self) -> _Connection:
-        """Return the connection, made at the first call; raise AccessDenied or ValueError without a way to sign in."""
-        async with finding_credentials("drive://", self.policy):
-            return await self._connection.get()
-
-    async def _connect(self) -> _Connection:
-        with importing():
-            import aiohttp
-
-            from cachedfs.origins.http import HTTPClient, new_connector, timeouts_of
-
-        policy = self.policy
-        auth, proxy, tls = await asyncio.to_thread(_signed_in, self.options, policy)
-        if not auth.is_missing and not await asyncio.to_thread(self._is_same):
-            raise AccessDenied(
-                "Google Drive: another account signed in since this filesystem was made: restart the program, or make a new "
-                "filesystem with skip_instance_cache=True"
-            )
-        self.is_public = auth.is_missing
-        session = aiohttp.ClientSession(connector=new_connector(ssl=tls), proxy=proxy)
-
-        def judge(request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
-            who = {"account": f"the account that signs in ({auth.name})", "remedy": auth.remedy}
-            return failures.failure(request, status, headers, body, **who, for_scope=auth.for_scope)
-
-        def client_of(slots: RequestSlots, policy: RetryPolicy) -> HTTPClient:
-            return HTTPClient(
-                session,
-                auth,
-                judge,
-                slots=slots,
-                on_request=self._on_request,
-                policy=self.policy,
-                timeouts=timeouts_of(policy),
-                limits=self.limits,
-            )
-
-        slow = dataclasses.replace(policy, stall_s=policy.export_s)
-        return _Connection(
-            auth,
-            session,
-            media=client_of(self.media_slots, policy),
-            metadata=client_of(self.metadata_slots, policy),
-            exports=client_of(self.media_slots, slow),
-        )
-
-    def _is_same(self) -> bool:
-        """Return whether the options still sign in as the account in the cache keys; blocks on files."""
-        is_live = refers_to_objects(self.options.sign_in)  # which stay what they are
-        return not self._key or is_live or self._key == account_key(self.options, may_ask=False)
-
-    async def _is_missing(self, auth: DriveAuth) -> bool:
-        """Return whether there is no sign-in, also after looking for one again."""
-        if not auth.is_missing:
-            return False
-        if not await auth.search(self.options.sign_in, self._is_same):
-            return True
-        self.is_public = False
-        return False
-
-    async def aclose(self) -> None:
-        """Close the connections; the next request creates new ones."""
-        if (connection := self._connection.take()) is not None:
-            await connection.session.close()
-
-    def close_now(self) -> None:
-        """Close the connections when no event loop is left to do it."""
-        if (connection := self._connection.take()) is not None:
-            connector = connection.session.connector
-            connection.session.detach()
-            if connector is not None:
-                connector._close()  # its public face wants the loop
-
-    # Any request
-    def address(self, *parts: str | None, upload: bool = False) -> str:
-        """Return the address of a resource, such as "files", ID, "copy"; without the parts that are empty."""
-        path = "/".join(quote(part, safe="") for part in parts if part)
-        return f"{self.base}/{'upload/' if upload else ''}drive/v3/{path}"
-
-    def request(
-        self,
-        url: str,
-        path: str,
-        doing: str,
-        *,
-        method: str = "GET",
-        body: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] = {},
-        **more: Any,
-    ) -> HTTPRequest:
-        """Return a request about `path`, before it is sent; `body` is sent as JSON.
-
-        Drive redirects none but media: an answer from elsewhere says nothing about its items.
-        """
-        if body is not None:
-            headers = {"Content-Type": JSON, **headers}
-            more["data"] = json.dumps(body, ensure_ascii=False).encode()
-        kind = api.kind_of(method, url)
-        given: dict[str, Any] = {"params": {}, "kind": kind, "good": GOOD, "follows_redirects": False}
-        given |= {"subject": api.url_of(path), "doing": doing, "method": method, "headers": headers}
-        return HTTPRequest(url=url, **given | more)
-
-    async def send(self, request: HTTPRequest) -> Answer:
-        """Send a request once; return its whole answer. Raises RetryableError or the final error."""
-        return await (await self.connection()).metadata.answer(request)
-
-    async def answered(
-        self,
-        request: HTTPRequest,
-        parse: Callable[[Answer], T],
-        *,
-        has_id: bool = True,
-        most_tries: int | None = None,
-    ) -> T:
-        """Return what `parse` makes of the answer, after retries.
-
-        A request that creates an item waits for its turn, and is retried as long as other items are being created. With
-        an id that Drive generated before (`has_id`), it creates one item, however often it is sent. Without one, it is
-        sent again only if it surely created none.
-        """
-        to, policy = await self.connection(), self.policy
-        if most_tries is not None:
-            policy = dataclasses.replace(policy, tries=most_tries)
-        if request.kind != "download" and await self._is_missing(to.auth):
-            raise AccessDenied(f"{request.subject}: {to.auth.remedy}")
-        limits = self.limits if request.kind == "create" else None
-        tries, n_created = RetryAttempts(policy), self.limits.n_created
-        while True:
-            # What changes things must not be sent again because its answer is late.
-            if request.method == "GET":
-                within_s = policy.first_byte_s(policy.metadata_s, tries.n_failed)
-                request = dataclasses.replace(request, within_s=within_s)
-            try:
-                async with limits.creating() if limits else nullcontext():
-                    result = parse(await self.send(request))
-            except RetryableError as failed:
-                if limits and not (has_id or failed.is_rate or failed.is_unreachable):
-                    remedy = "What it makes may be there all the same: look for it before you try again"
-                    failed.is_final, failed.remedy = True, remedy
-                if limits and failed.is_rate and limits.n_created > n_created:  # others make progress
-                    tries, n_created = RetryAttempts(policy), limits.n_created
-                await tries.pause(failed, request.subject, request.purpose)
-            else:
-                if limits:
-                    limits.n_created += 1
-                return result
-
-    async def call(
-        self,
-        request: HTTPRequest,
-        *,
-        kind: str | None = "drive#file",
-        asked: Mapping[str, Any] | None = None,
-        **how: Any,
-    ) -> dict[str, Any]:
-        """Return the resource that Drive answers with, as `answered` does.
-
-        `kind` is the kind of resource, which the request names in `fields`; None means no content. `asked` is what the
-        resource has to have.
-        """
-        return await self.answered(
-            request, lambda answer: api.resource_of(answer.status, answer.body, kind, asked), **how
-        )
 
     # Items
     async def item(
@@ -270,7 +48,7 @@ class DriveAccount:
         find = partial(self.call, request, asked={} if id == api.ROOT else {"id": id})
         if not path.startswith("id:"):
             return await find()
-        auth = (await self.connection()).auth
+        auth = (await self.clients()).auth
         if not self.is_public:
             try:
                 return await find()
@@ -278,83 +56,12 @@ class DriveAccount:
                 self.is_public = True
         was_missing = auth.is_missing
         try:
-            return await self._public_item(id, path, key, is_pinned)
+            return await self.public.item(id, path, key, is_pinned=is_pinned)
         except AccessDenied:
             # Not public; but an account that signed in since may see it.
-            if not was_missing or await self._is_missing(auth):
+            if not was_missing or await self.is_missing(auth):
                 raise
             return await find()
-
-    # Without an account
-    async def uses_pages(self, path: str) -> bool:
-        """Return whether a folder is listed by its public page: nobody has signed in, and there is no API key."""
-        await self.connection()
-        return self.is_public and path.startswith("id:")
-
-    async def has_new_sign_in(self) -> bool:
-        """Return whether there is a new sign-in, where there was none: then folders are listed by the API."""
-        auth = (await self.connection()).auth
-        return not self.is_public or (auth.is_missing and not await self._is_missing(auth))
-
-    async def _public_item(self, id: str, path: str, key: str | None, is_pinned: bool) -> dict[str, Any]:
-        if is_pinned:
-            return await self._public_file(id, path, key, is_pinned=True)
-        if self.public_folders.is_folder(id):
-            return await self.public_folders.folder(id, key, path)
-        try:
-            return await self._public_file(id, path, key, tries=1)
-        except (AccessDenied, NotDownloadable, ObjectNotFound) as error:
-            not_a_file = error
-        try:
-            return await self.public_folders.folder(id, key, path)
-        except CachedFSError as error:
-            # Only a second 404 means that there is nothing.
-            is_hidden = isinstance(not_a_file, ObjectNotFound) and not isinstance(error, public.NoFolderPage)
-            has_failed = isinstance(not_a_file, NotDownloadable) and not isinstance(error, AccessDenied)
-            if is_hidden or has_failed:
-                raise
-        if not isinstance(not_a_file, NotDownloadable):
-            raise not_a_file
-        return await self._public_file(id, path, key, tries=1)  # its trouble may have passed
-
-    async def public_version(self, item: dict[str, Any], path: str) -> dict[str, Any]:
-        """Return an item of a folder's public page with the size and version that its own answer states."""
-        if api.is_native(item["mimeType"]):
-            return item
-        try:
-            found = await self._public_file(item["id"], path, item.get("resourceKey"))
-        except ObjectNotFound as error:  # the page shows it: it is no proof that there is no such file
-            raise AccessDenied(f"{error.message}; the public page of its folder shows it") from None
-        return {**found, "name": item["name"]}
-
-    async def _folder_page(self, id: str, key: str | None, path: str, is_known: bool) -> tuple[int, bytes]:
-        url, params = public.page_url(self.base), {"id": id, **({"resourcekey": key} if key else {})}
-        request = self.request(
-            url, path, "reading its public page", params=params, kind="download", good=public.GOOD
-        )
-
-        def page_of(answer: Answer) -> tuple[int, bytes]:
-            if answer.status == 500 and is_known:
-                raise RetryableError("the public page of the folder answered 500")
-            return answer.status, answer.body
-
-        return await self.answered(request, page_of)
-
-    async def _public_file(
-        self, id: str, path: str, key: str | None, *, is_pinned: bool = False, tries: int = 2
-    ) -> dict[str, Any]:
-        request = self._public_request(id, key, path, Range(0, 1), is_pinned)
-        n_failed = itertools.count(1)
-
-        def item_of(answer: Answer) -> dict[str, Any]:
-            # The answer for a folder or a document, or a passing trouble.
-            if answer.status == 500 and next(n_failed) < tries:
-                raise RetryableError("the public address answered 500")
-            if public.is_page(answer.status, answer.headers):
-                raise public.page_error(answer.status, answer.headers, answer.body, request.subject)
-            return public.item_of(id, key, answer.status, answer.headers)
-
-        return await self.answered(request, item_of)
 
     async def items(
         self,
@@ -376,7 +83,7 @@ class DriveAccount:
         Raises AccessDenied for a folder that the account may see and not open: Drive would answer that it is empty.
         """
         if not folder.details.get("canListChildren", True):
-            name = (await self.connection()).auth.name
+            name = (await self.clients()).auth.signed_in.name
             raise AccessDenied(
                 f"{api.url_of(path)}: you may see the folder {api.url_of(folder.path)}, not open it ({doing}): its access is "
                 f"limited. Ask its owner to share this folder itself with the account that signs in ({name})"
@@ -521,71 +228,47 @@ class DriveAccount:
 
         The range always has an end, because Drive charges an open one as the whole file.
         """
-        assert info.id is not None  # what has bytes has an id
-        auth = (await self.connection()).auth
+        await self.clients()
         if self.is_public:
-            return self._public_request(info.id, info.details.get("resourceKey"), path, want, True)
-        return self.request(
-            self.address("files", info.id, revision and "revisions", revision),
+            key = info.details.get("resourceKey")
+            return self.public.request(str(info.id), key, path, want, is_pinned=True)
+        return await self._bytes(
+            info,
             path,
-            "",
+            self.address("files", info.id, revision and "revisions", revision),
             want=want,
             params={"alt": "media"} | ({} if revision else api.ANY_DRIVE),
-            headers={"Accept-Encoding": "identity", "Range": range_header(want) or "", **key_of(info)},
+            headers={"Accept-Encoding": "identity", "Range": range_header(want) or ""},
             as_stored=True,
-            is_pinned=True,
-            **_MEDIA,
-            follows_redirects=not auth.has_api_key,  # which aiohttp would send along to another host
         )
 
     async def export(self, info: ObjectInfo, path: str, mime: str) -> HTTPRequest:
         """Return the request for a Google document as a file of the type `mime`."""
-        assert info.id is not None
-        auth = (await self.connection()).auth
-        return self.request(
-            self.address("files", info.id, "export"),
-            path,
-            f"exporting it as {mime}",
-            params={"mimeType": mime},  # which knows no supportsAllDrives
-            headers=key_of(info),
-            is_pinned=True,
-            **_MEDIA,
-            follows_redirects=not auth.has_api_key,
-        )
+        url, params = self.address("files", info.id, "export"), {"mimeType": mime}  # no supportsAllDrives
+        return await self._bytes(info, path, url, doing=f"exporting it as {mime}", params=params)
 
-    def _public_request(
-        self, id: str, key: str | None, path: str, want: Range, is_pinned: bool
+    async def _bytes(
+        self,
+        info: ObjectInfo,
+        path: str,
+        url: str,
+        *,
+        doing: str = "",
+        headers: Mapping[str, str] = {},
+        **more: Any,
     ) -> HTTPRequest:
+        auth = (await self.clients()).auth
         return self.request(
-            public.download_url(self.base),
+            url,
             path,
-            "",
-            want=want,
-            params={"id": id, "export": "download", "confirm": "t", **({"resourcekey": key} if key else {})},
-            headers={"Accept-Encoding": "identity", "Range": range_header(want) or ""},
-            as_stored=True,
-            is_pinned=is_pinned,
+            doing,
+            headers={**headers, **key_of(info)},
             kind="download",
-            good=public.GOOD,
+            good=_MEDIA,
+            is_pinned=True,
+            follows_redirects=not auth.has_api_key,  # which aiohttp would send along to another host
+            **more,
         )
-
-
-def _signed_in(
-    options: DriveOptions, policy: RetryPolicy
-) -> tuple[DriveAuth, str | None, ssl.SSLContext | bool]:
-    """Return the credentials, the proxy and the TLS settings.
-
-    Blocks on files, on imports, and perhaps on a metadata server.
-    """
-    try:
-        with importing():
-            from cachedfs.origins.drive.auth import DriveAuth, sign_in
-        preload(["encodings.idna"])  # which looking for a host needs
-    except ImportError as error:
-        raise import_error("drive", error, "pydrive2") from error
-    proxy = proxy_of(options.endpoint_url)
-    auth = DriveAuth(sign_in(options.sign_in), policy)
-    return auth, proxy, trusted() if options.endpoint_url.startswith("https:") else True
 
 
 def key_of(info: ObjectInfo) -> dict[str, str]:

@@ -68,6 +68,11 @@ class SignIn(NamedTuple):
     credentials: Any = None  # those of google-auth, which `auth.sign_in` makes; None: anonymous
     is_missing: bool = False  # no credentials were named, and none found
 
+    @property
+    def is_live(self) -> bool:
+        """Whether the options have an object, which `auth.sign_in` has to look at."""
+        return self.kind in ("credentials", "google_auth")
+
 
 def scope_remedy(kind: str, name: str = "") -> str:
     """Return what to do when such credentials lack the scope of Drive; `name` is a saved account's."""

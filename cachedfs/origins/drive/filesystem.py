@@ -312,7 +312,7 @@ class DriveFileSystem(CycleSafeWalk):
 
     async def _identity(self) -> str:
         """Return the way of signing in, and the account as far as the credentials name it, without secrets."""
-        return (await self.origin.account.connection()).auth.name
+        return (await self.origin.account.clients()).auth.signed_in.name
 
     async def _about(self) -> dict[str, Any]:
         """Return what Drive reports about the account (`user`, `storageQuota`), and the `scopes` of its tokens.
@@ -321,7 +321,7 @@ class DriveFileSystem(CycleSafeWalk):
         """
         account = self.origin.account
         found = await account.about("user(displayName,emailAddress,permissionId),storageQuota(limit,usage)")
-        return {**found, "scopes": (await account.connection()).auth.scopes()}
+        return {**found, "scopes": (await account.clients()).auth.scopes()}
 
     async def _capabilities(self, path: Any) -> dict[str, bool]:
         """Return what the account may do with a file or folder: `canEdit`, `canAddChildren`, `canDownload`, ...

@@ -27,7 +27,7 @@ from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount, key_of
 from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, folder_of, id_and_key, place_of
-from cachedfs.origins.drive.upload import Upload, UploadMismatch
+from cachedfs.origins.drive.upload import Upload
 from cachedfs.origins.upload import UploadContent, check_version, version_conflict
 
 T = TypeVar("T")
@@ -149,24 +149,45 @@ class DriveWriter:
     async def _upload(
         self, path: str, content: UploadContent, resource: Mapping[str, Any], into: str | None
     ) -> dict[str, Any]:
-        """Return the item after an upload; undo one that stored wrong bytes, as far as Drive allows."""
+        """Return the item after an upload; undo one that stored wrong bytes, as far as Drive allows.
+
+        Uploading twice creates one item, because `resource` contains the id of a new one.
+        """
+        expected, url = await asyncio.to_thread(content.md5), api.url_of(path)
         try:
-            return await Upload(self._account, path, content, resource, into).run()
-        except UploadMismatch as error:
-            left = "They are its newest version now; Drive keeps the ones before under 'Manage versions'"
-            try:
-                if into is None:
-                    await self._remove(path, error.item, None)
-                    left = "The new file was removed"
-                else:
-                    revision = error.item["headRevisionId"]
-                    await self._account.delete(into, path, "taking the write back", revision=revision)
-                    left = "The file is what it was before"
-            except (CachedFSError, KeyError) as trouble:  # the write failed in any case
-                logger.warning("%s: wrong bytes could not be taken back: %s", api.url_of(path), trouble)
+            upload = Upload(self._account, path, content, resource, into)
+            item = await upload.transfer(resource, resource["mimeType"])
+        except FileExistsError as error:
+            if into is not None:
+                raise
+            # The id is ours alone: an earlier try arrived, and only its answer did not.
+            item = await self._account.item(resource["id"], path)
+            if (found := item.get("md5Checksum")) != expected:
+                raise CachedFSError(
+                    f"{url}: the new file has the MD5 {found} instead of {expected}. Its bytes may be from another writer, "
+                    "and are left: look at it, or write it again"
+                ) from error
+        if (found := item.get("md5Checksum")) != expected:
+            left = await self._take_back(path, item, into)
             raise CachedFSError(
-                f"{api.url_of(path)}: Drive holds other bytes than were sent: {error}. {left}; write it again"
-            ) from error
+                f"{url}: Drive holds other bytes than were sent: the MD5 is {found} instead of {expected}. {left}; write it "
+                "again"
+            )
+        content.sent(content.size)
+        return item
+
+    async def _take_back(self, path: str, item: Mapping[str, Any], into: str | None) -> str:
+        """Undo an upload, as far as Drive allows; return what is left."""
+        try:
+            if into is None:
+                await self._remove(path, item, None)
+                return "The new file was removed"
+            revision = item["headRevisionId"]
+            await self._account.delete(into, path, "taking the write back", revision=revision)
+            return "The file is what it was before"
+        except (CachedFSError, KeyError) as trouble:  # the write failed in any case
+            logger.warning("%s: wrong bytes could not be taken back: %s", api.url_of(path), trouble)
+            return "They are its newest version now; Drive keeps the ones before under 'Manage versions'"
 
     async def remove(self, path: str, *, folders: bool = False) -> None:
         """Move the item that `path` names to the trash, or delete it if `trash_only` is off; a folder with its contents.

@@ -8,26 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import hashlib
 import json
-import logging
 import os
-import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
-import platformdirs
-
-from cachedfs.common.atomic_files import write_private
-from cachedfs.common.logging import without_secrets
 from cachedfs.common.types import ObjectInfo
-from cachedfs.common.user_folders import writable_folder
 from cachedfs.origins.drive.api import GOOGLE
-from cachedfs.origins.drive.credentials import ANONYMOUS, DEFAULT, SIGN_IN, find, read_json
-
-logger = logging.getLogger("cachedfs.origins")
+from cachedfs.origins.drive.credentials import SIGN_IN
 
 _APPS = "application/vnd.google-apps."
 _ALL = "*"
@@ -123,11 +112,6 @@ def _near(name: str, names: Iterable[str]) -> str:
     return (f"; did you mean {near[0]}?" if near else "") + f" (known: {', '.join(sorted(names))})"
 
 
-_UNKNOWN = "auth"  # key where no option and no file has credentials
-_MISSING = "none"  # key where those that the options name are not there
-_OWN = "own"  # begins a key that is used once, as nothing tells the account
-_MOST_KNOWN = 1000  # credentials whose account is remembered; an access token is new every hour
-_keys: dict[str, str] = {}  # account keys by digest of a credential, in this process
 _STOPS = "speculation", "everything"  # what daily_limit stops
 
 
@@ -192,12 +176,6 @@ def _switch(name: str, text: str) -> bool:
     raise ValueError(f"drive option {name}={text!r}: True or False is expected")
 
 
-def refers_to_objects(sign_in: Mapping[str, Any]) -> bool:
-    """Return whether the sign-in is a live object, and not a name, a file or a text."""
-    given = sign_in.get("google_auth") or ""
-    return sign_in.get("credentials") is not None or not isinstance(given, (str, os.PathLike))
-
-
 def refuse_live(options: Mapping[str, Any]) -> None:
     """Raise TypeError for a sign-in that is an object: it cannot be pickled, or its secret would be."""
     for name in ("google_auth", "credentials"):
@@ -206,72 +184,3 @@ def refuse_live(options: Mapping[str, Any]) -> None:
                 f"drive option {name}=: a live {type(options[name]).__name__} cannot travel to another process; "
                 "give what can: token= (a file's name, 'google_default'), or client_json_file_path="
             )
-
-
-# The account in cache keys: two accounts never share what is private
-def account_key(options: DriveOptions, *, may_ask: bool = True) -> str:
-    """Return a text that names the account, without secrets.
-
-    A service account says who it is. Of other credentials we ask Drive once (`about`), unless `may_ask` is False, and
-    remember the answer on disk by a digest of the credential. Where there is no answer, the digest itself is the key.
-    """
-    try:
-        found = find(options.sign_in)
-        if is_live := found.kind in ("credentials", "google_auth"):
-            from cachedfs.origins.drive.auth import sign_in
-
-            found = sign_in(options.sign_in)
-    except (OSError, ValueError):  # the first request raises it too
-        return _MISSING
-    if found.account is not None:
-        return found.account if found.account == ANONYMOUS else f"auth-{_digest(found.account)}"
-    if found.secret is None and is_live:
-        user = _asked(options) if may_ask else None
-        return f"{_OWN}-{uuid.uuid4().hex}" if user is None else f"user-{user}"
-    if found.secret is None:  # the sign-in of a metadata server is one account for each machine
-        return _UNKNOWN if found.kind == DEFAULT else _MISSING
-    digest = _digest(f"{options.endpoint_url} {found.secret}")
-    if digest not in _keys:
-        user = _remembered().get(digest) or (_asked(options) if may_ask else None)
-        if user is not None:
-            _remember(digest, user)
-        elif not may_ask:
-            return f"auth-{digest}"
-        _keys[digest] = f"auth-{digest}" if user is None else f"user-{user}"
-    return _keys[digest]
-
-
-def _asked(options: DriveOptions) -> str | None:
-    """Return the id of the user who signs in, or None if there is no answer: the first read will say why."""
-    from cachedfs.origins.drive.auth import about, sign_in
-
-    try:
-        answer = about(sign_in(options.sign_in), options.endpoint_url, "user(permissionId)")
-        answer.raise_for_status()
-        user = answer.json()["user"]["permissionId"]
-    except Exception as error:  # of any library: without an answer the credential itself is the key
-        logger.info("the account of these credentials is not known yet: %s", without_secrets(str(error)))
-        return None
-    return user if isinstance(user, str) and user else None
-
-
-def _key_file() -> str:
-    """Return the file of the known accounts. Raises OSError if this user can have none."""
-    folder = writable_folder(partial(platformdirs.user_cache_dir, "cachedfs"))
-    return os.path.join(folder, "drive-accounts.json")
-
-
-def _remembered() -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        return read_json(_key_file(), "")
-    return {}
-
-
-def _remember(digest: str, user: str) -> None:
-    kept = dict(list({**_remembered(), digest: user}.items())[-_MOST_KNOWN:])
-    with suppress(OSError):  # the next process asks again
-        write_private(_key_file(), json.dumps(kept))
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

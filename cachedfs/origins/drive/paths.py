@@ -125,7 +125,7 @@ class PathResolver:
     def __init__(self, account: DriveAccount) -> None:
         self._account, self._clock = account, account.policy.clock
         self._folders: dict[str, tuple[ObjectInfo, float]] = {}  # by path, with when each was seen
-        # Ids by path, with when they were created, oldest first.
+        # Ids by path, with when they were created.
         self._created: dict[str, tuple[str, float]] = {}
         self._checks: dict[str, tuple[asyncio.Task[bool], float]] = {}  # by folder: the latest, and its start
         self._my_drive: ObjectInfo | None = None  # always the same folder
@@ -230,15 +230,13 @@ class PathResolver:
     async def named(self, path: str, folder: ObjectInfo) -> list[dict[str, Any]]:
         """Return the items that `path` names in its folder: usually one or none."""
         name = path.rpartition("/")[2]
-        if await self._account.uses_pages(path):
+        if await self._account.public.uses_pages(path):
             same = [
-                item
-                for item in await self._account.public_folders.items(folder)
-                if api.shown(item["name"]) == name
+                item for item in await self._account.public.items(folder) if api.shown(item["name"]) == name
             ]
             if same:
-                return await side_by_side(self._account.public_version(item, path) for item in same)
-            if not await self._account.has_new_sign_in():
+                return await side_by_side(self._account.public.version(item, path) for item in same)
+            if not await self._account.public.has_new_sign_in():
                 raise not_listed(path)
         found = await self._found(api.child_query(str(folder.id), name), folder, path, "looking it up")
         # By id, because a listing of several pages may have an item twice.
@@ -356,10 +354,8 @@ class PathResolver:
     def created(self, path: str, item: Mapping[str, Any]) -> ObjectInfo:
         """Remember an item that was just created; return its metadata."""
         now, info = self._clock(), api.item_info(item, path)
-        self._created.pop(path, None)
-        self._created[path] = info.id or "", now
-        while next(iter(self._created.values()))[1] < now - _REMEMBERED_S:
-            del self._created[next(iter(self._created))]
+        recent = {name: seen for name, seen in self._created.items() if seen[1] >= now - _REMEMBERED_S}
+        self._created = {**recent, path: (info.id or "", now)}
         if info.kind == "directory":
             self._folders[path] = (info, now)
         return info
@@ -384,9 +380,9 @@ class PathResolver:
         """Return what is in a folder, each name once."""
         if not folder.path:
             return await self._tops()
-        if await self._account.uses_pages(folder.path):
+        if await self._account.public.uses_pages(folder.path):
             self.partly_listed.add(folder.path)
-            items = await self._account.public_folders.items(folder)
+            items = await self._account.public.items(folder)
         else:
             query = api.children_query(str(folder.id))
             items = await self._found(
@@ -414,13 +410,13 @@ class PathResolver:
         self, items: Sequence[dict[str, Any]], path: str
     ) -> tuple[Mapping[str, Any], ObjectInfo]:
         """Return the item that counts among items of one name in a listing, and its metadata."""
-        if await self._account.uses_pages(path):  # a page does not say which one was modified last
+        if await self._account.public.uses_pages(path):  # a page does not say which one was modified last
             items = await side_by_side(self._version_or_item(item, path) for item in items)
         return await self.chosen(items, path)
 
     async def _version_or_item(self, item: dict[str, Any], path: str) -> dict[str, Any]:
         with suppress(AccessDenied, NotDownloadable, QuotaExceeded):  # one item hides no neighbor
-            return await self._account.public_version(item, path)
+            return await self._account.public.version(item, path)
         return item
 
     async def below(self, folder: ObjectInfo) -> AsyncGenerator[ObjectInfo, None]:

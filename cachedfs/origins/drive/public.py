@@ -9,21 +9,24 @@ all names. So a name that is not on it may exist all the same.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC
 from html.parser import HTMLParser
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from cachedfs.common.drive_links import canonical_path
-from cachedfs.common.types import ObjectInfo
+from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import AccessDenied, CachedFSError, NotDownloadable, ObjectNotFound, QuotaExceeded
-from cachedfs.origins.base import content_range, http_date, number
+from cachedfs.origins.base import content_range, http_date, number, range_header
 from cachedfs.origins.drive import api
+from cachedfs.origins.drive.connection import DriveConnection
 from cachedfs.origins.evidence import is_recent, unique_fingerprint
+from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.retry import RetryableError
 
 GOOD = frozenset({200, 206, 302, 303, 403, 404, 416, 500})  # what `page_error` explains is among them
@@ -174,33 +177,56 @@ def page_of(status: int, body: bytes, id: str, url: str, at: float) -> FolderPag
     return FolderPage(parser.title, list({item["id"]: item for item in items}.values()), at)
 
 
-class FolderPages:
-    """The public pages that were read, the last ones in memory. Event loop thread only."""
+class PublicDrive:
+    """Reads public files and folders; the last pages of folders are in memory. Event loop thread only."""
 
-    def __init__(self, read: Callable[[str, str | None, str, bool], Awaitable[tuple[int, bytes]]]) -> None:
-        """Create it; `read(id, resource key, path, is_known)` requests a page and returns its status and body.
-
-        A page of a folder that is known to be public (`is_known`) is requested again after a passing trouble.
-        """
-        self._read = read
+    def __init__(self, connection: DriveConnection) -> None:
+        self._to = connection
         self._reading: dict[str, tuple[float, asyncio.Task[FolderPage]]] = {}
         self._pages: OrderedDict[str, FolderPage] = OrderedDict()
 
-    def is_folder(self, id: str) -> bool:
-        """Return whether this was a public folder when it was last looked up."""
-        return id in self._pages
+    async def uses_pages(self, path: str) -> bool:
+        """Return whether a folder is listed by its public page: nobody has signed in, and there is no API key."""
+        await self._to.clients()
+        return self._to.is_public and path.startswith("id:")
 
-    async def folder(self, id: str, key: str | None, path: str) -> dict[str, Any]:
-        """Return the item of a folder, from its page as it is now."""
-        page = await self._request(id, key, path, self.is_folder(id))
-        item = {
-            "kind": "drive#file",
-            "id": id,
-            "name": page.title,
-            "mimeType": api.FOLDER,
-            api.PAGE_READ_AT: page.at,
-        }
-        return item | ({"resourceKey": key} if key else {})
+    async def has_new_sign_in(self) -> bool:
+        """Return whether there is a new sign-in, where there was none: then folders are listed by the API."""
+        auth = (await self._to.clients()).auth
+        return not self._to.is_public or (auth.is_missing and not await self._to.is_missing(auth))
+
+    # Items
+    async def item(self, id: str, path: str, key: str | None, *, is_pinned: bool) -> dict[str, Any]:
+        """Return the item of a file (`is_pinned`: it is one), or of a folder, which only its page tells apart."""
+        if is_pinned:
+            return await self._file(id, path, key, is_pinned=True)
+        if id in self._pages:
+            return await self._folder(id, key, path)
+        try:
+            return await self._file(id, path, key, tries=1)
+        except (AccessDenied, NotDownloadable, ObjectNotFound) as error:
+            not_a_file = error
+        try:
+            return await self._folder(id, key, path)
+        except CachedFSError as error:
+            # Only a second 404 means that there is nothing.
+            is_hidden = isinstance(not_a_file, ObjectNotFound) and not isinstance(error, NoFolderPage)
+            has_failed = isinstance(not_a_file, NotDownloadable) and not isinstance(error, AccessDenied)
+            if is_hidden or has_failed:
+                raise
+        if not isinstance(not_a_file, NotDownloadable):
+            raise not_a_file
+        return await self._file(id, path, key, tries=1)  # its trouble may have passed
+
+    async def version(self, item: dict[str, Any], path: str) -> dict[str, Any]:
+        """Return an item of a folder's page with the size and version that its own answer states."""
+        if api.is_native(item["mimeType"]):
+            return item
+        try:
+            found = await self._file(item["id"], path, item.get("resourceKey"))
+        except ObjectNotFound as error:  # the page shows it: it is no proof that there is no such file
+            raise AccessDenied(f"{error.message}; the public page of its folder shows it") from None
+        return {**found, "name": item["name"]}
 
     async def items(self, folder: ObjectInfo) -> list[dict[str, Any]]:
         """Return the items on the page of a folder, at least as new as the folder's metadata.
@@ -215,16 +241,70 @@ class FolderPages:
         began, task = self._reading.get(id, (now, None))
         if task is None or not since <= began <= now:
             task = asyncio.ensure_future(
-                self._request(id, folder.details.get("resourceKey"), folder.path, True)
+                self._page(id, folder.details.get("resourceKey"), folder.path, is_known=True)
             )
             self._reading[id] = now, task
             task.add_done_callback(lambda done: self._finished(id, done))
         return (await asyncio.shield(task)).items
 
-    async def _request(self, id: str, key: str | None, path: str, is_known: bool) -> FolderPage:
+    # Requests
+    def request(self, id: str, key: str | None, path: str, want: Range, *, is_pinned: bool) -> HTTPRequest:
+        """Return the request for bytes of a file."""
+        return self._to.request(
+            download_url(self._to.base),
+            path,
+            "",
+            want=want,
+            params={"id": id, "export": "download", "confirm": "t", **_key_param(key)},
+            headers={"Accept-Encoding": "identity", "Range": range_header(want) or ""},
+            as_stored=True,
+            is_pinned=is_pinned,
+            kind="download",
+            good=GOOD,
+        )
+
+    async def _file(
+        self, id: str, path: str, key: str | None, *, is_pinned: bool = False, tries: int = 2
+    ) -> dict[str, Any]:
+        request = self.request(id, key, path, Range(0, 1), is_pinned=is_pinned)
+        n_failed = itertools.count(1)
+
+        def item_in(answer: Answer) -> dict[str, Any]:
+            # The answer for a folder or a document, or a passing trouble.
+            if answer.status == 500 and next(n_failed) < tries:
+                raise RetryableError("the public address answered 500")
+            if is_page(answer.status, answer.headers):
+                raise page_error(answer.status, answer.headers, answer.body, request.subject)
+            return item_of(id, key, answer.status, answer.headers)
+
+        return await self._to.answered(request, item_in)
+
+    async def _folder(self, id: str, key: str | None, path: str) -> dict[str, Any]:
+        """Return the item of a folder, from its page as it is now."""
+        page = await self._page(id, key, path, is_known=id in self._pages)
+        item = {"kind": "drive#file", "id": id, "name": page.title, "mimeType": api.FOLDER}
+        return item | {api.PAGE_READ_AT: page.at} | ({"resourceKey": key} if key else {})
+
+    async def _page(self, id: str, key: str | None, path: str, *, is_known: bool) -> FolderPage:
+        """Request a page; that of a folder that is known to be public again after a passing trouble."""
+        params = {"id": id, **_key_param(key)}
+        request = self._to.request(
+            page_url(self._to.base),
+            path,
+            "reading its public page",
+            params=params,
+            kind="download",
+            good=GOOD,
+        )
+
+        def checked(answer: Answer) -> Answer:
+            if answer.status == 500 and is_known:
+                raise RetryableError("the public page of the folder answered 500")
+            return answer
+
         at = time.time()
-        status, body = await self._read(id, key, path, is_known)
-        page = await asyncio.to_thread(page_of, status, body, id, api.url_of(path), at)
+        answer = await self._to.answered(request, checked)
+        page = await asyncio.to_thread(page_of, answer.status, answer.body, id, request.subject, at)
         self._pages.pop(id, None)
         self._pages[id] = page
         n_items = sum(len(each.items) + 1 for each in self._pages.values())
@@ -237,6 +317,10 @@ class FolderPages:
             del self._reading[id]
         if not task.cancelled():
             task.exception()  # whoever waited has had it
+
+
+def _key_param(key: str | None) -> dict[str, str]:
+    return {"resourcekey": key} if key else {}
 
 
 class _PageParser(HTMLParser):

@@ -95,7 +95,7 @@ class DriveMediaRead(ResumableRead):
 
     async def _open_version(self) -> None:
         """Choose the version, if none is chosen yet, and send one attempt for its bytes."""
-        self._to = await self.account.connection()
+        self._to = await self.account.clients()
         self._tries = self._tries or RetryAttempts(self.policy)
         if not self._is_chosen:
             self._choose(self.pinned or await self.tree.lookup(self.path))

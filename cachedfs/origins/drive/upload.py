@@ -1,25 +1,16 @@
-"""Uploads to Drive: in one request if they are small, else in resumable pieces; and files open for writing."""
+"""Uploads to Drive: in one request if they are small, else in resumable pieces."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cachedfs.errors import CachedFSError
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.client import GOOD, DriveAccount
+from cachedfs.origins.drive.client import DriveAccount
+from cachedfs.origins.drive.connection import GOOD
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.upload import UNKNOWN_SESSION, GoogleUpload, UploadContent
-
-
-class UploadMismatch(Exception):
-    """Drive holds other bytes than were sent, in `item`; never raised outside `cachedfs.origins.drive`."""
-
-    def __init__(self, item: Mapping[str, Any], expected: str) -> None:
-        super().__init__(f"the MD5 is {item.get('md5Checksum')} instead of {expected}")
-        self.item = item
 
 
 @dataclasses.dataclass(eq=False)
@@ -37,29 +28,6 @@ class Upload(GoogleUpload[dict[str, Any]]):
 
     def __post_init__(self) -> None:
         self.base, self.policy = self.account.base, self.account.policy
-
-    async def run(self) -> dict[str, Any]:
-        """Return the item after the upload; raise UploadMismatch if Drive's checksum of the received bytes differs.
-
-        Uploading twice creates one item, because `resource` contains the id of a new one.
-        """
-        expected = await asyncio.to_thread(self.content.md5)
-        try:
-            item = await self.transfer(self.resource, self.resource["mimeType"])
-        except FileExistsError as error:
-            if self.into is not None:
-                raise
-            # The id is ours alone: an earlier try arrived, and only its answer did not.
-            item = await self.account.item(self.resource["id"], self.path)
-            if item.get("md5Checksum") != expected:
-                raise CachedFSError(
-                    f"{api.url_of(self.path)}: the new file has the MD5 {item.get('md5Checksum')} instead of {expected}. Its "
-                    "bytes may be from another writer, and are left: look at it, or write it again"
-                ) from error
-        if item.get("md5Checksum") != expected:
-            raise UploadMismatch(item, expected)
-        self.content.sent(self.content.size)
-        return item
 
     async def send(self, request: HTTPRequest) -> Answer:
         return await self.account.send(request)

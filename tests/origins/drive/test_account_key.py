@@ -11,7 +11,7 @@ import pytest
 from pydrive2.auth import GoogleAuth
 
 from cachedfs.errors import AccessDenied
-from cachedfs.origins.drive import options
+from cachedfs.origins.drive import account_key
 from cachedfs.origins.registry import identity_of
 
 
@@ -20,7 +20,7 @@ def nothing_known(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
-    monkeypatch.setattr(options, "_keys", {})
+    monkeypatch.setattr(account_key, "_keys", {})
 
 
 def of(server=None, *, may_ask=True, **options):
@@ -37,16 +37,16 @@ def test_other_credentials_are_asked_for_their_account_once(server):
     assert first == of(server, credentials=google.oauth2.credentials.Credentials("TOKEN-1"))
     assert of(server, token="TOKEN-3") not in (first, of(server, token="anon"))
     assert server.count("about") == 3
-    options._keys.clear()  # as in another process
+    account_key._keys.clear()  # as in another process
     assert of(server, token="TOKEN-1", may_ask=False) == first
     assert server.count("about") == 3
-    assert "TOKEN" not in Path(options._key_file()).read_text() + first
+    assert "TOKEN" not in Path(account_key._key_file()).read_text() + first
 
 
 def test_the_account_is_remembered_also_without_a_home(server, no_home):
     server.account("TOKEN-1", "alice")
     first = of(server, token="TOKEN-1")
-    options._keys.clear()  # as in another process
+    account_key._keys.clear()  # as in another process
     assert of(server, token="TOKEN-1", may_ask=False) == first
     (private,) = no_home.iterdir()
     assert [each.name for each in private.iterdir()] == ["drive-accounts.json"]
@@ -83,7 +83,7 @@ def test_without_an_answer_each_credential_has_its_own_cache(server):
     refused = of(server, token="TOKEN-1")
     assert refused != of(server, token="TOKEN-2")
     server.require_no_token()
-    options._keys.clear()
+    account_key._keys.clear()
     assert of(server, token="TOKEN-1") != refused
 
 
@@ -123,14 +123,14 @@ async def test_the_account_is_asked_for_once_and_not_in_the_event_loop(
 ):
     server.account("TOKEN-1", "alice")
     server.put(f"{folder}/a", b"of alice")
-    asked, runs = options._asked, threading.Event()
+    asked, runs = account_key._user_of, threading.Event()
     users = []
 
-    def ask(options):
-        users.append(asked(options) if runs.wait(60) else None)
+    def ask(*sign_in):
+        users.append(asked(*sign_in) if runs.wait(60) else None)
         return users[-1]
 
-    monkeypatch.setattr(options, "_asked", ask)
+    monkeypatch.setattr(account_key, "_user_of", ask)
     drive = {"token": "TOKEN-1", "endpoint_url": server.endpoint_url}
     fs = fsspec.filesystem("cachedfs", target_protocol="drive", asynchronous=True, drive=drive)
     reads = [asyncio.ensure_future(fs._cat_file(f"{root}/a")) for _ in range(3)]

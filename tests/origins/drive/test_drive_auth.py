@@ -1,24 +1,21 @@
-"""Sign-in to Google Drive: PyDrive2, google-auth and oauth2client against a local token server."""
+"""Sign-in to Google Drive: PyDrive2, google-auth and oauth2client, and a token server."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import contextlib
-import http.server
 import json
 import os
 import pathlib
-import threading
 import types
 import urllib.parse
 from datetime import UTC, datetime, timedelta
 
 import google.auth
-import google.auth._exponential_backoff
 import google.auth.compute_engine
 import google.auth.credentials
-import google.auth.exceptions
+import google.auth.transport.requests
 import google.oauth2.credentials
 import google.oauth2.service_account
 import pytest
@@ -28,12 +25,10 @@ from pydrive2.auth import GoogleAuth
 from pydrive2.drive import GoogleDrive
 
 from cachedfs.errors import AccessDenied
-from cachedfs.origins.drive import accounts, auth
-from cachedfs.origins.drive import options as drive_options
+from cachedfs.origins.drive import account_key, accounts, auth
+from cachedfs.origins.drive.api import GOOGLE
 from cachedfs.origins.drive.auth import DriveAuth, sign_in
 from cachedfs.origins.drive.credentials import SIGN_IN
-from cachedfs.origins.drive.options import DriveOptions
-from cachedfs.origins.retry import RetryableError
 from tests.origins.drive.conftest import PATIENT
 
 # oauth2client's own, on Python 3.12 and later.
@@ -64,58 +59,26 @@ def refused(kind, *words):
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-class Google(http.server.ThreadingHTTPServer):
-    """A token server."""
+class TokenServer:
+    """Google's token server, in place of google-auth's HTTP."""
 
-    daemon_threads = True
+    token_uri = "https://oauth2.example.org/token"
 
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.token_uri = f"http://127.0.0.1:{self.server_port}/token"
-        self.lock = threading.Lock()
-        self.grants = []
-        self.n_tokens = 0
-        self.refusal = None
-        self.expires_in = 3600
+        self.grants, self.refusal = [], None
 
-    def answer(self, body):
-        with self.lock:
-            self.grants.append(dict(urllib.parse.parse_qsl(body.decode())))
-            if self.refusal is not None:
-                return self.refusal
-            self.n_tokens += 1
-            return 200, {"access_token": f"TOKEN-{self.n_tokens}", "expires_in": self.expires_in}
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Google
-
-    def log_message(self, *_): ...
-
-    def do_POST(self):
-        status, value = self.server.answer(self.rfile.read(int(self.headers["content-length"])))
-        body = json.dumps(value).encode()
-        self.wfile.write(f"HTTP/1.1 {status} x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    def answer(self, url, method="GET", body=None, **_):
+        self.grants.append(dict(urllib.parse.parse_qsl(body.decode())))
+        token = {"access_token": f"TOKEN-{len(self.grants)}", "expires_in": 3600}
+        status, value = self.refusal or (200, token)
+        return types.SimpleNamespace(status=status, headers={}, data=json.dumps(value).encode())
 
 
 @pytest.fixture
 def google_server(monkeypatch):
-    with Google() as server:
-        # For an authorized user, google-auth always asks its own endpoint.
-        monkeypatch.setattr(google.oauth2.credentials, "_GOOGLE_OAUTH2_TOKEN_ENDPOINT", server.token_uri)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch):
-    """google-auth waits between its tries."""
-    at_once = types.SimpleNamespace(sleep=lambda seconds: None)
-    monkeypatch.setattr(google.auth._exponential_backoff, "time", at_once)
+    server = TokenServer()
+    monkeypatch.setattr(google.auth.transport.requests.Request, "__call__", server.answer)
+    return server
 
 
 @pytest.fixture(autouse=True)
@@ -127,9 +90,8 @@ def at_home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
     monkeypatch.setattr("google.auth.compute_engine._metadata.is_on_gce", lambda request: False)
-    monkeypatch.setattr(
-        accounts, "_defaults", {}
-    )  # a folder may have the name of one that an earlier test used
+    # A folder may have the name of one that an earlier test used.
+    monkeypatch.setattr(accounts, "_defaults", {})
 
 
 @pytest.fixture
@@ -315,185 +277,159 @@ def test_each_form_names_credentials_and_an_account(
         assert type(found.credentials) is kind
         assert found.name.startswith(name)
         assert has_no_secret(found.name + found.remedy)
-        seen = drive_options.account_key(DriveOptions.of(options), may_ask=False)
-        secret = f"https://www.googleapis.com {owner.removeprefix('the secret ')}"
-        digest = drive_options._digest(secret if owner.startswith("the secret ") else owner)
+        seen = account_key.account_key(options, GOOGLE, may_ask=False)
+        secret = f"{GOOGLE} {owner.removeprefix('the secret ')}"
+        digest = account_key._digest(secret if owner.startswith("the secret ") else owner)
         assert seen == (owner if owner == "anon" else f"auth-{digest}"), options
     assert google_server.grants == []  # no token before it is needed
 
 
-class TestServiceAccount:
-    async def test_the_key_requests_the_drive_scope_and_the_delegated_user(self, key, google_server):
-        gauth = signed_in(use_service_account=True, client_json=key, client_user_email="ann@example.org")
-        assert gauth.name.endswith("for ann@example.org")
+async def test_the_key_requests_the_drive_scope_and_the_delegated_user(key, google_server):
+    gauth = signed_in(use_service_account=True, client_json=key, client_user_email="ann@example.org")
+    assert gauth.name.endswith("for ann@example.org")
+    await sent_by(gauth)
+    claims = google_server.grants[0]["assertion"].split(".")[1]
+    said = json.loads(base64.urlsafe_b64decode(claims + "=="))
+    assert (said["scope"], said["sub"]) == ("https://www.googleapis.com/auth/drive", "ann@example.org")
+
+
+async def test_credentials_saved_by_pydrive2_are_found_renewed_and_saved_again(google_server, tmp_path):
+    path = saved_file(tmp_path, saved_json(google_server))
+    gauth = signed_in(client_id=CLIENT, client_secret="SECRET")
+    assert CLIENT in gauth.name
+    assert has_no_secret(gauth.name)
+    assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
+    assert google_server.grants[0]["refresh_token"] == "REFRESH"
+    saved = json.loads(path.read_text())
+    assert (saved["access_token"], saved["refresh_token"]) == ("TOKEN-1", "REFRESH")
+    assert path.stat().st_mode & 0o077 == 0
+    assert os.listdir(path.parent) == ["default.json"]
+    # The next process asks for nothing.
+    assert await sent_by(signed_in(client_id=CLIENT)) == {"authorization": "Bearer TOKEN-1"}
+    assert len(google_server.grants) == 1
+
+
+def test_the_folder_of_saved_credentials_is_that_of_pydrive2(google_server, tmp_path, monkeypatch):
+    spec = pytest.importorskip("pydrive2.fs.spec")
+    saved_file(tmp_path, saved_json(google_server, expired_s=-3000), "work")
+    monkeypatch.setenv("GDRIVE_NON_INTERACTIVE", "1")  # no browser: it finds them, or fails
+    theirs = spec._client_auth(client_id=CLIENT, client_secret="SECRET", profile="work")
+    assert theirs.credentials.access_token == "TOKEN-old"
+    ours = signed_in(client_id=CLIENT, client_secret="SECRET", profile="work")
+    assert "work.json" in ours.name
+
+
+async def test_a_token_renewed_by_another_process_is_used(google_server, tmp_path):
+    path = saved_file(tmp_path, saved_json(google_server))
+    gauth = signed_in(client_id=CLIENT)
+    newer = json.loads(saved_json(google_server, expired_s=-3000))
+    path.write_text(json.dumps({**newer, "access_token": "TOKEN-theirs"}))
+    assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-theirs"}
+    assert google_server.grants == []
+
+
+async def test_a_credentials_folder_may_be_read_only(google_server, tmp_path, monkeypatch, caplog):
+    saved_file(tmp_path, saved_json(google_server))
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(auth, "write_private", full)
+    assert await sent_by(signed_in(client_id=CLIENT)) == {"authorization": "Bearer TOKEN-1"}
+    assert "cannot be saved" in caplog.text
+    assert has_no_secret(caplog.text)
+
+
+def test_without_saved_credentials_the_error_says_how_to_sign_in(tmp_path):
+    words = ("GDriveFileSystem('root'", CLIENT, "browser", str(tmp_path))
+    with refused(AccessDenied, *words):
+        signed_in(client_id=CLIENT, client_secret="SECRET")
+    with refused(AccessDenied, "GDriveFileSystem", "other.json"):
+        signed_in(client_json_file_path=str(tmp_path / "other.json"))
+
+
+async def test_a_revoked_sign_in_is_access_denied_and_says_what_to_do(google_server, tmp_path):
+    path = saved_file(tmp_path, saved_json(google_server))
+    google_server.refusal = (
+        400,
+        {"error": "invalid_grant", "error_description": "Token has been expired or revoked."},
+    )
+    gauth = signed_in(client_id=CLIENT)
+    with refused(AccessDenied, "invalid_grant", f"remove {path}", "GDriveFileSystem"):
         await sent_by(gauth)
-        claims = google_server.grants[0]["assertion"].split(".")[1]
-        said = json.loads(base64.urlsafe_b64decode(claims + "=="))
-        assert (said["scope"], said["sub"]) == ("https://www.googleapis.com/auth/drive", "ann@example.org")
+    # After a new sign-in at the service, the refusal is forgotten.
+    google_server.refusal = None
+    assert await sent_by(signed_in(client_id=CLIENT)) == {"authorization": "Bearer TOKEN-2"}
 
 
-class TestSavedSignIn:
-    async def test_credentials_saved_by_pydrive2_are_found_renewed_and_saved_again(
-        self, google_server, tmp_path
+async def test_a_colab_sign_in_lasts_longer_than_its_token(google_server, monkeypatch):
+    """`authenticate_user` of google.colab sets what `google.auth.default` returns."""
+    credentials = user_credentials(google_server, expired_s=-3000)
+
+    def default(scopes):
+        assert scopes == ["https://www.googleapis.com/auth/drive"]
+        return credentials, None
+
+    monkeypatch.setattr(google.auth, "default", default)
+    gauth = signed_in()
+    assert gauth.name.startswith("application default credentials")
+    assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-old"}
+    credentials.expiry = ago(1)  # an hour later
+    assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
+
+
+async def test_without_any_credentials_the_error_names_three_solutions():
+    found = signed_in()
+    assert (found.is_missing, await sent_by(found)) == (True, {})
+    for words in (
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "cachedfs login drive",
+        "authenticate_user()",
+        "service account",
     ):
-        path = saved_file(tmp_path, saved_json(google_server))
-        gauth = signed_in(client_id=CLIENT, client_secret="SECRET")
-        assert CLIENT in gauth.name
-        assert has_no_secret(gauth.name)
-        assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
-        assert google_server.grants[0]["refresh_token"] == "REFRESH"
-        saved = json.loads(path.read_text())
-        assert (saved["access_token"], saved["refresh_token"]) == ("TOKEN-1", "REFRESH")
-        assert path.stat().st_mode & 0o077 == 0
-        assert os.listdir(path.parent) == ["default.json"]
-        # The next process asks for nothing.
-        assert await sent_by(signed_in(client_id=CLIENT)) == {"authorization": "Bearer TOKEN-1"}
-        assert len(google_server.grants) == 1
-
-    def test_the_folder_of_saved_credentials_is_that_of_pydrive2(self, google_server, tmp_path, monkeypatch):
-        spec = pytest.importorskip("pydrive2.fs.spec")
-        saved_file(tmp_path, saved_json(google_server, expired_s=-3000), "work")
-        monkeypatch.setenv("GDRIVE_NON_INTERACTIVE", "1")  # no browser: it finds them, or fails
-        theirs = spec._client_auth(client_id=CLIENT, client_secret="SECRET", profile="work")
-        assert theirs.credentials.access_token == "TOKEN-old"
-        ours = signed_in(client_id=CLIENT, client_secret="SECRET", profile="work")
-        assert "work.json" in ours.name
-
-    async def test_a_token_renewed_by_another_process_is_used(self, google_server, tmp_path):
-        path = saved_file(tmp_path, saved_json(google_server))
-        gauth = signed_in(client_id=CLIENT)
-        newer = json.loads(saved_json(google_server, expired_s=-3000))
-        path.write_text(json.dumps({**newer, "access_token": "TOKEN-theirs"}))
-        assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-theirs"}
-        assert google_server.grants == []
-
-    async def test_a_credentials_folder_may_be_read_only(self, google_server, tmp_path, monkeypatch, caplog):
-        saved_file(tmp_path, saved_json(google_server))
-
-        def full(*_, **__):
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(auth, "write_private", full)
-        assert await sent_by(signed_in(client_id=CLIENT)) == {"authorization": "Bearer TOKEN-1"}
-        assert "cannot be saved" in caplog.text
-        assert has_no_secret(caplog.text)
-
-    def test_without_saved_credentials_the_error_says_how_to_sign_in(self, tmp_path):
-        words = ("GDriveFileSystem('root'", CLIENT, "browser", str(tmp_path))
-        with refused(AccessDenied, *words):
-            signed_in(client_id=CLIENT, client_secret="SECRET")
-        with refused(AccessDenied, "GDriveFileSystem", "other.json"):
-            signed_in(client_json_file_path=str(tmp_path / "other.json"))
-
-    async def test_a_revoked_sign_in_is_access_denied_and_says_what_to_do(self, google_server, tmp_path):
-        path = saved_file(tmp_path, saved_json(google_server))
-        google_server.refusal = (
-            400,
-            {"error": "invalid_grant", "error_description": "Token has been expired or revoked."},
-        )
-        gauth = signed_in(client_id=CLIENT)
-        with refused(AccessDenied, "invalid_grant", f"remove {path}", "GDriveFileSystem"):
-            await sent_by(gauth)
-        # After a new sign-in at the service, the refusal is forgotten.
-        google_server.refusal = None
-        assert await sent_by(signed_in(client_id=CLIENT)) == {"authorization": "Bearer TOKEN-1"}
-
-    async def test_a_refusal_is_shared_by_all_that_wait_for_it(self, google_server, tmp_path):
-        saved_file(tmp_path, saved_json(google_server))
-        google_server.refusal = (400, {"error": "invalid_grant"})
-        made = DriveAuth(signed_in(client_id=CLIENT), PATIENT)
-        waiting = await asyncio.gather(*(made.headers() for _ in range(8)), return_exceptions=True)
-        assert [type(each).__name__ for each in waiting] == ["SignInRefused"] * 8
-        assert len(google_server.grants) == 1
-
-    async def test_a_failing_token_endpoint_is_retried(self, google_server, tmp_path):
-        saved_file(tmp_path, saved_json(google_server))
-        google_server.refusal = (503, {"error": "backend"})
-        gauth = signed_in(client_id=CLIENT)
-        with refused(RetryableError):
-            await sent_by(gauth)
-        google_server.refusal = None
-        assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
+        assert words in found.remedy
 
 
-class TestGoogleAuthCredentials:
-    async def test_the_quota_project_is_sent(self, google_server):
-        credentials = user_credentials(google_server).with_quota_project("payer")
-        credentials.expiry = ago(60)  # google-auth drops it in the copy
-        headers = await sent_by(signed_in(credentials=credentials))
-        assert headers == {"authorization": "Bearer TOKEN-1", "x-goog-user-project": "payer"}
-
-    @pytest.mark.parametrize("options", [{}, {"token": "google_default"}, {"token": "", "client_id": None}])
-    async def test_a_colab_sign_in_lasts_longer_than_its_token(self, google_server, monkeypatch, options):
-        """`authenticate_user` of google.colab sets what `google.auth.default` returns."""
-        credentials = user_credentials(google_server, expired_s=-3000)
-
-        def default(scopes):
-            assert scopes == ["https://www.googleapis.com/auth/drive"]
-            return credentials, None
-
-        monkeypatch.setattr(google.auth, "default", default)
-        gauth = signed_in(**options)
-        assert gauth.name.startswith("application default credentials")
-        assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-old"}
-        credentials.expiry = ago(1)  # an hour later
-        assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
-
-    async def test_without_any_credentials_the_error_names_three_solutions(self):
-        found = signed_in()
-        assert (found.is_missing, await sent_by(found)) == (True, {})
-        for words in (
-            "GOOGLE_APPLICATION_CREDENTIALS",
-            "cachedfs login drive",
-            "authenticate_user()",
-            "service account",
-        ):
-            assert words in found.remedy
-
-    @pytest.mark.parametrize(
-        ("credentials", "says"),
-        [
-            (google.auth.compute_engine.Credentials(), "set-service-account NAME --scopes="),
-            (google.oauth2.credentials.Credentials("t"), "gcloud auth application-default login"),
-        ],
-    )
-    def test_default_credentials_without_the_scope_say_how_to_get_it(self, monkeypatch, credentials, says):
-        monkeypatch.setattr(google.auth, "default", lambda scopes: (credentials, None))
-        assert says in signed_in(token="google_default").for_scope
-
-    async def test_a_wrong_clock_is_named_and_no_new_key_is_asked_for(self, google_server, key):
-        said = "Invalid JWT: Token must be a short-lived token (60 minutes) and in a reasonable timeframe."
-        google_server.refusal = (400, {"error": "invalid_grant", "error_description": said})
-        with refused(AccessDenied, "short-lived token", "the clock of this machine is wrong"):
-            await sent_by(signed_in(token=key))
-
-    async def test_revoked_credentials_are_access_denied(self, google_server):
-        google_server.refusal = (400, {"error": "invalid_grant", "refresh_token": "REFRESH"})
-        with refused(AccessDenied, "invalid_grant", "sign in again", "cachedfs login drive"):
-            await sent_by(signed_in(token=authorized_user(google_server)))
+@pytest.mark.parametrize(
+    ("credentials", "says"),
+    [
+        (google.auth.compute_engine.Credentials(), "set-service-account NAME --scopes="),
+        (google.oauth2.credentials.Credentials("t"), "gcloud auth application-default login"),
+    ],
+)
+def test_default_credentials_without_the_scope_say_how_to_get_it(monkeypatch, credentials, says):
+    monkeypatch.setattr(google.auth, "default", lambda scopes: (credentials, None))
+    assert says in signed_in(token="google_default").for_scope
 
 
-class TestToken:
-    @pytest.mark.parametrize(
-        ("options", "headers"),
-        [
-            ({"token": "anon"}, {}),
-            ({"token": "TOKEN-x/y"}, {"authorization": "Bearer TOKEN-x/y"}),
-            (
-                {"credentials": AccessTokenCredentials("TOKEN-x", "agent")},
-                {"authorization": "Bearer TOKEN-x"},
-            ),
-        ],
-    )
-    async def test_what_is_sent_and_cannot_be_renewed(self, options, headers):
-        made = DriveAuth(signed_in(**options), PATIENT)
-        assert await made.headers() == headers
-        assert not await made.renew(headers)
+async def test_a_wrong_clock_is_named_and_no_new_key_is_asked_for(google_server, key):
+    said = "Invalid JWT: Token must be a short-lived token (60 minutes) and in a reasonable timeframe."
+    google_server.refusal = (400, {"error": "invalid_grant", "error_description": said})
+    with refused(AccessDenied, "short-lived token", "the clock of this machine is wrong"):
+        await sent_by(signed_in(token=key))
 
-    async def test_an_expired_token_that_cannot_be_renewed_is_access_denied(self):
-        credentials = google.oauth2.credentials.Credentials("TOKEN-old", expiry=ago(60))
-        with refused(AccessDenied, "expired"):
-            await sent_by(signed_in(credentials=credentials))
+
+@pytest.mark.parametrize(
+    ("options", "headers"),
+    [
+        ({"token": "anon"}, {}),
+        ({"token": "TOKEN-x/y"}, {"authorization": "Bearer TOKEN-x/y"}),
+        (
+            {"credentials": AccessTokenCredentials("TOKEN-x", "agent")},
+            {"authorization": "Bearer TOKEN-x"},
+        ),
+    ],
+)
+async def test_what_is_sent_and_cannot_be_renewed(options, headers):
+    made = DriveAuth(signed_in(**options), PATIENT)
+    assert await made.headers() == headers
+    assert not await made.renew(headers)
+
+
+async def test_an_expired_token_that_cannot_be_renewed_is_access_denied():
+    credentials = google.oauth2.credentials.Credentials("TOKEN-old", expiry=ago(60))
+    with refused(AccessDenied, "expired"):
+        await sent_by(signed_in(credentials=credentials))
 
 
 DAMAGED = "-----BEGIN PRIVATE KEY-----\nSECRET\n-----END PRIVATE KEY-----"
@@ -501,51 +437,45 @@ SECRETLESS = {"type": "authorized_user", "client_secret": "SECRET"}
 OAUTH_CLIENT = {"installed": {"client_id": CLIENT, "client_secret": "SECRET"}}
 
 
-class TestOptions:
-    @pytest.mark.parametrize(
-        ("options", "words"),
-        [
-            ({"token": "anon", "client_json": "{}"}, ["token, client_json", "keep one"]),
-            ({"google_auth": object(), "credentials": object()}, ["credentials, google_auth"]),
-            ({"token": "anon", "client_id": "x", "profile": "p"}, ["token, client_id, profile"]),
-            ({"client_json": "{}", "client_json_file_path": "x"}, ["client_json", "client_json_file_path"]),
-            ({"use_service_account": True, "client_json": "{}", "profile": "p"}, ["profile"]),
-            ({"use_service_account": True}, ["use_service_account", "client_json="]),
-            ({"client_secret": "SECRET"}, ["client_id="]),
-            ({"google_auth": "/none.yaml"}, ["none.yaml", "no such"]),
-            ({"google_auth": object()}, ["GoogleAuth", "object"]),
-            ({"credentials": object()}, ["google-auth", "object"]),
-            ({"client_json": "SECRET"}, ["client_json", "JSON"]),
-            ({"client_json": OAUTH_CLIENT}, ["client_id="]),
-            ({"use_service_account": True, "client_json_file_path": "/no.json"}, ["no.json", "no such file"]),
-            ({"token": "TOKEN-1", "client_user_email": "a@example.org"}, ["client_user_email", "service"]),
-            ({"token": {"type": "service_account"}}, ["damaged"]),
-            ({"token": {"type": "service_account", "private_key": DAMAGED}}, ["damaged"]),
-            ({"token": SECRETLESS}, ["refresh_token"]),
-            ({"token": {"private_key": "SECRET"}}, ["type None"]),
-            ({"token": 3}, ["token=", "int"]),
-            ({"token": "SECRET\nSECRET"}, ["no access token"]),
-            ({"token": "/no/such/key.json"}, ["/no/such/key.json", "no such file", "'anon'"]),
-            ({"token": "key.json"}, ["key.json", "no such file"]),
-            ({"token": "~/key"}, [os.sep + "key", "no such file"]),
-            ({"token": "./key"}, ["./key", "no such file"]),
-            ({"token": "/"}, ["cannot be read"]),
-        ],
-    )
-    def test_impossible_options_are_named(self, options, words):
-        with refused(ValueError, *words):
-            signed_in(**options)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"token": "anon", "client_json": "{}"}, ["token, client_json", "keep one"]),
+        ({"google_auth": object(), "credentials": object()}, ["credentials, google_auth"]),
+        ({"use_service_account": True}, ["use_service_account", "client_json="]),
+        ({"client_secret": "SECRET"}, ["client_id="]),
+        ({"google_auth": "/none.yaml"}, ["none.yaml", "no such"]),
+        ({"google_auth": object()}, ["GoogleAuth", "object"]),
+        ({"credentials": object()}, ["google-auth", "object"]),
+        ({"client_json": "SECRET"}, ["client_json", "JSON"]),
+        ({"client_json": OAUTH_CLIENT}, ["client_id="]),
+        ({"use_service_account": True, "client_json_file_path": "/no.json"}, ["no.json", "no such file"]),
+        ({"token": "TOKEN-1", "client_user_email": "a@example.org"}, ["client_user_email", "service"]),
+        ({"token": {"type": "service_account", "private_key": DAMAGED}}, ["damaged"]),
+        ({"token": SECRETLESS}, ["refresh_token"]),
+        ({"token": {"private_key": "SECRET"}}, ["type None"]),
+        ({"token": 3}, ["token=", "int"]),
+        ({"token": "SECRET\nSECRET"}, ["no access token"]),
+        ({"token": "/no/such/key.json"}, ["/no/such/key.json", "no such file", "'anon'"]),
+        ({"token": "./key"}, ["./key", "no such file"]),
+        ({"token": "/"}, ["cannot be read"]),
+    ],
+)
+def test_impossible_options_are_named(options, words):
+    with refused(ValueError, *words):
+        signed_in(**options)
 
-    @pytest.mark.parametrize("option", ["client_user_email", "use_service_account"])
-    def test_a_user_is_no_service_account(self, google_server, option):
-        with refused(ValueError, f"client_json, {option}: ", "the key of a service account"):
-            signed_in(client_json=authorized_user(google_server), **{option: "ann@example.org"})
 
-    def test_options_of_pydrive2_are_options_here(self):
-        spec = pytest.importorskip("pydrive2.fs.spec")
-        code = spec.GDriveFileSystem.__init__.__code__
-        theirs = set(code.co_varnames[1 : code.co_argcount]) - {"path", "trash_only", "acknowledge_abuse"}
-        assert theirs | {"account", "token", "credentials", "api_key"} == set(SIGN_IN)
+def test_a_user_is_no_service_account(google_server):
+    with refused(ValueError, "client_json, client_user_email: ", "the key of a service account"):
+        signed_in(client_json=authorized_user(google_server), client_user_email="ann@example.org")
+
+
+def test_options_of_pydrive2_are_options_here():
+    spec = pytest.importorskip("pydrive2.fs.spec")
+    code = spec.GDriveFileSystem.__init__.__code__
+    theirs = set(code.co_varnames[1 : code.co_argcount]) - {"path", "trash_only", "acknowledge_abuse"}
+    assert theirs | {"account", "token", "credentials", "api_key"} == set(SIGN_IN)
 
 
 class TestExistingGoogleAuth:
@@ -569,46 +499,10 @@ class TestExistingGoogleAuth:
             signed_in(google_auth=self.gauth(None))
 
 
-class TestRenewal:
-    async def test_a_token_that_expires_soon_is_renewed_before_use(self, google_server):
-        gauth = signed_in(credentials=user_credentials(google_server, expired_s=-200))
-        assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
-
-    async def test_an_expiring_token_is_used_if_it_cannot_be_renewed_yet(self, google_server):
-        google_server.refusal = (500, {"error": "backend"})
-        credentials = user_credentials(google_server, expired_s=-200)
-        made = DriveAuth(signed_in(credentials=credentials), PATIENT)
-        assert await made.headers() == {"authorization": "Bearer TOKEN-old"}
-        assert await made.headers() == {"authorization": "Bearer TOKEN-old"}
-        assert len(google_server.grants) == 3  # tries of one renewal: not for every request
-        google_server.refusal = None
-        credentials.expiry = ago(1)
-        assert await made.headers() == {"authorization": "Bearer TOKEN-1"}
-
-    async def test_a_short_lived_token_is_not_renewed_for_every_request(self, google_server):
-        google_server.expires_in = 120
-        made = DriveAuth(signed_in(credentials=user_credentials(google_server)), PATIENT)
-        for _ in range(5):
-            await made.headers()
-        assert len(google_server.grants) <= 2
-
-    @pytest.mark.parametrize("kind", ["google-auth", "oauth2client"])
-    async def test_a_refused_token_is_renewed_once_for_all_callers(self, google_server, kind):
-        options = (
-            {"credentials": user_credentials(google_server, expired_s=-3000)}
-            if kind == "google-auth"
-            else {"client_json": saved_json(google_server, expired_s=-3000)}
-        )
-        made = DriveAuth(signed_in(**options), PATIENT)
-        stale = await made.headers()
-        assert all(await asyncio.gather(*(made.renew(stale) for _ in range(10))))
-        assert await made.headers() == {"authorization": "Bearer TOKEN-1"}
-        assert await made.renew(stale)  # late: the token was replaced already
-        assert len(google_server.grants) == 1
-
-    async def test_a_token_server_without_network_is_unreachable(self, google_server):
-        credentials = user_credentials(google_server)
-        credentials._token_uri = "http://127.0.0.1:1/token"
-        with pytest.raises(RetryableError) as caught:
-            await sent_by(signed_in(credentials=credentials))
-        assert caught.value.is_unreachable
+async def test_a_refused_token_is_renewed_once_for_all_callers(google_server):
+    made = DriveAuth(signed_in(client_json=saved_json(google_server, expired_s=-3000)), PATIENT)
+    stale = await made.headers()
+    assert all(await asyncio.gather(*(made.renew(stale) for _ in range(10))))
+    assert await made.headers() == {"authorization": "Bearer TOKEN-1"}
+    assert await made.renew(stale)  # late: the token was replaced already
+    assert len(google_server.grants) == 1

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from cachedfs.errors import AccessDenied
-from cachedfs.origins.drive.credentials import find, scope_remedy
+from cachedfs.origins.drive.credentials import SignIn, find, scope_remedy
 from cachedfs.origins.drive.failures import failure, token_remedy
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.retry import RetryableError
@@ -22,13 +22,13 @@ def asked(text, reason, url=f"{FILES}/1", **request):
     """Return what a 403 with this text and reason means."""
     sent = HTTPRequest(url=url, **{"params": {}, "subject": "drive://x", "doing": "doing it", **request})
     body = Refusal(403, text, reason).to_json().encode()
-    return failure(sent, 403, {}, body, account="me", remedy="REMEDY", for_scope="GET THE SCOPE")
+    return failure(sent, 403, {}, body, SignIn("user", None, "me", "REMEDY", for_scope="GET THE SCOPE"))
 
 
 @pytest.mark.parametrize(
     ("text", "reason", "request_", "says"),
     [
-        (*SCOPES, {}, r"token of me does not cover the scope \S+/auth/drive.readonly .*: GET THE SCOPE$"),
+        (*SCOPES, {}, r"token of the account that signs in .me. does not cover the scope \S+/auth/drive.readonly .*: GET THE SCOPE$"),
         (*SCOPES, {"method": "PATCH"}, r"does not cover the scope \S+/auth/drive \(.*: GET THE SCOPE$"),
         (*SCOPES, {"url": f"{FILES}/generateIds"}, r"does not cover the scope \S+/auth/drive \("),
         ("The user has not granted the app", "appNotAuthorizedToFile", {}, "scope.*GET THE SCOPE$"),
@@ -37,7 +37,7 @@ def asked(text, reason, url=f"{FILES}/1", **request):
         ("Requests to this API method are blocked.", "forbidden", {}, "key is limited.*apis/credentials$"),
         ("The domain administrators have disabled it", "domainPolicy", {}, "ask the administrator"),
         ("No permission", "insufficientFilePermissions", {}, "check that the item is shared with it"),
-        ("No permission", "insufficientFilePermissions", {"method": "PATCH"}, "me, which may not change this.*edit$"),
+        ("No permission", "insufficientFilePermissions", {"method": "PATCH"}, "signs in .me., which may not change this.*edit$"),
         ("No permission", "insufficientParentPermissions", {"method": "POST"}, "may not change this"),
         ("It cannot be downloaded", "cannotDownloadFile", {}, "owner has switched off downloading"),
         ("It cannot be copied", "cannotCopyFile", {"method": "POST"}, "owner has switched off copying"),
@@ -74,12 +74,9 @@ CLOCK = "Token must be a short-lived token (60 minutes) and in a reasonable time
     ("said", "says"),
     [
         (f"invalid_grant: Invalid JWT: {CLOCK} in the JWT claim.", "the clock of this machine is wrong"),
-        ("invalid_grant: Invalid JWT Signature.", "REMEDY"),
         ("invalid_grant: Invalid grant: account not found", "service account was deleted"),
         ("invalid_grant: Invalid email or User ID", "client_user_email="),
         ("unauthorized_client: Client is unauthorized to retrieve access tokens using this method", "administrator"),
-        ("unauthorized_client: Unauthorized", "REMEDY"),
-        ("deleted_client: The OAuth client was deleted.", "--client FILE"),
         ("invalid_client: The provided client secret is invalid.", "--client FILE"),
         ("admin_policy_enforced", "administrator"),
         ("invalid_grant: Token has been expired or revoked.", "REMEDY"),

@@ -1,10 +1,8 @@
 """The filesystem `drive://` without a cache: the test suites of fsspec, and what they do not cover."""
 
-import asyncio
 import csv
 import errno
 import gc
-import inspect
 import io
 import itertools
 import json
@@ -14,7 +12,6 @@ import pickle
 import subprocess
 import sys
 import textwrap
-import threading
 from contextlib import suppress
 
 import fsspec
@@ -23,6 +20,7 @@ import pytest
 from fsspec.asyn import sync
 from fsspec.callbacks import Callback
 
+from cachedfs.common import spooled_file
 from cachedfs.errors import (
     AccessDenied,
     IsAFolder,
@@ -31,7 +29,9 @@ from cachedfs.errors import (
     QuotaExceeded,
     SignInRefused,
 )
+from cachedfs.origins import upload
 from cachedfs.origins.drive.filesystem import DriveFileSystem
+from cachedfs.origins.upload import UploadContent
 from cachedfs.sim import Fault
 
 DATA = bytes(range(256)) * 40
@@ -69,32 +69,18 @@ class Fixtures(suites.AbstractFixtures):
         return True
 
 
-class TestCopy(suites.AbstractCopyTests, Fixtures):
-    pass
-
-
-class TestGet(suites.AbstractGetTests, Fixtures):
-    pass
-
-
-class TestPut(suites.AbstractPutTests, Fixtures):
-    pass
-
-
-class TestPipe(suites.AbstractPipeTests, Fixtures):
-    pass
-
-
-class TestOpen(suites.AbstractOpenTests, Fixtures):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("suite", "least"), [(TestCopy, 14), (TestGet, 14), (TestPut, 14), (TestPipe, 1), (TestOpen, 1)]
-)
-def test_the_fsspec_suites_have_as_many_tests_as_before(suite, least):
-    n_tests = sum(name.startswith("test_") for name, _ in inspect.getmembers(suite, inspect.isfunction))
-    assert n_tests >= least
+class TestSuites(
+    suites.AbstractCopyTests,
+    suites.AbstractGetTests,
+    suites.AbstractPutTests,
+    suites.AbstractPipeTests,
+    suites.AbstractOpenTests,
+    Fixtures,
+):
+    # Two suites have a test of this name.
+    test_put_as_list = suites.AbstractPutTests.test_copy_with_source_and_destination_as_list
+    # The base class expands patterns: tests/integration/test_conformance.py has them all.
+    test_copy_glob_edge_cases = test_get_glob_edge_cases = test_put_glob_edge_cases = None
 
 
 # Reading
@@ -163,18 +149,6 @@ def test_cat_file_slices_as_python_does(fs, server, folder, root):
         assert fs.cat_file(f"{root}/a", start, end) == DATA[start:end]
 
 
-def test_cat_and_cat_ranges_return_exceptions_on_request(fs, server, folder, root):
-    server.put(f"{folder}/a", b"aa")
-    paths = [f"{root}/a", f"{root}/none"]
-    assert fs.cat(paths, on_error="omit") == {paths[0]: b"aa"}
-    assert isinstance(fs.cat(paths, on_error="return")[paths[1]], FileNotFoundError)
-    with pytest.raises(FileNotFoundError):
-        fs.cat(paths)
-    good, bad = fs.cat_ranges(paths, [1, 0], [2, 1], on_error="return")
-    assert good == b"a"
-    assert isinstance(bad, FileNotFoundError)
-
-
 # Listing
 @pytest.fixture
 def tree(server, folder):
@@ -221,7 +195,6 @@ def test_walk_find_glob_and_du(fs, tree, root):
 
 REFUSALS = [
     (401, "authError", AccessDenied),
-    (403, "insufficientFilePermissions", AccessDenied),
     (403, "dailyLimitExceeded", QuotaExceeded),
 ]
 
@@ -261,24 +234,6 @@ def test_a_subfolder_that_cannot_be_listed_is_an_error_of_walk_and_find(fs, serv
     assert len(recorded) == 1
 
 
-def test_walk_can_be_pruned(fs, tree, root):
-    seen = []
-    for here, dirs, _ in fs.walk(root):
-        seen.append(here)
-        dirs[:] = [name for name in dirs if name != "sub"]
-    assert seen == [root, f"{root}/empty"]
-
-
-def test_walk_ends_when_shortcuts_form_a_cycle(fs, server, folder, root):
-    server.put(f"{folder}/sub/a", b"")
-    server.shortcut(f"{folder}/sub/up", server.folder(folder))
-    assert [here for here, _, _ in fs.walk(root)] == [root, f"{root}/sub"]
-    assert fs.find(root) == [f"{root}/sub/a"]
-    assert fs.find(root, maxdepth=9) == [f"{root}/sub/a"]
-    assert fs.glob(f"{root}/**") == [root, f"{root}/sub", f"{root}/sub/a", f"{root}/sub/up"]
-    assert next(iter(fs.walk(f"{root}/sub/up")))[1] == ["sub"]
-
-
 def test_walk_and_find_work_at_the_top(fs, server, tree, root):
     server.put("x", b"1", parent=server.share_drive(f"Team {next(_numbers)}"))
     assert {"My Drive", "Shared with me"} <= set(fs.ls("", detail=False))
@@ -304,13 +259,6 @@ def test_exists_isfile_and_isdir(fs, tree, root):
     assert [item["name"] for item in fs.ls(f"{root}/a.txt")] == [f"{root}/a.txt"]
     with pytest.raises(FileNotFoundError, match=f"drive://{root}/none"):
         fs.ls(f"{root}/none")
-
-
-def test_an_invalid_path_is_an_error_with_a_hint(fs):
-    for path in ("My Drive//a", "drive://id:", "shared:", "somewhere/a", "My Drive/\udcff"):
-        for ask in (fs.info, fs.ls, fs.cat_file, fs.exists, fs.open):
-            with pytest.raises(ValueError, match=r"drive://"):
-                ask(path)
 
 
 # Writing
@@ -387,29 +335,27 @@ def test_a_file_that_cannot_be_buffered_is_not_sent_in_part(fs, server, folder, 
     assert server.find(f"{folder}/a") == []
 
 
-def test_a_file_being_written_is_not_in_memory(server, folder, root):
-    """When it is written or appended to, one piece is in memory, whatever the size."""
-    code = """
-        import fsspec, sys, tracemalloc
-        from cachedfs.common import spooled_file
-        from cachedfs.origins import upload
+def test_a_file_being_written_is_not_in_memory(fs, server, folder, root, tmp_path, monkeypatch):
+    """When it is written, appended to or copied, one piece is in memory, whatever the size."""
+    part, sizes, read = b"x" * (256 << 10), [], UploadContent.piece
+    monkeypatch.setattr(spooled_file, "_IN_MEMORY", len(part))
+    monkeypatch.setattr(upload, "PIECE", len(part))
 
-        root, url = sys.argv[1:]
-        upload.PIECE = spooled_file._IN_MEMORY = 1 << 20
-        fs, part = fsspec.filesystem("drive", token="anon", endpoint_url=url), b"x" * (1 << 20)
-        fs.pipe_file(f"{root}/warm", part)
-        tracemalloc.start()
-        for mode, n in (("wb", 24), ("ab", 1)):
-            with fs.open(f"{root}/a", mode) as file:
-                for _ in range(n):
-                    file.write(part)
-        print(tracemalloc.get_traced_memory()[1])
-    """
-    command = [sys.executable, "-c", textwrap.dedent(code), root, server.endpoint_url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 12 << 20, int(done.stdout)
-    assert int(server.find(f"{folder}/a")[0]["size"]) == 25 << 20
+    def piece(content, start, stop):
+        sizes.append(stop - start)
+        return read(content, start, stop)
+
+    monkeypatch.setattr(UploadContent, "piece", piece)
+    for mode, n_parts in (("wb", 24), ("ab", 1)):
+        with fs.open(f"{root}/a", mode) as file:
+            for _ in range(n_parts):
+                file.write(part)
+            assert file._spool._rolled  # into a file on the disk
+    fs.get_file(f"{root}/a", tmp_path / "a")
+    fs.put_file(tmp_path / "a", f"{root}/b")
+    assert {*sizes} == {len(part)}
+    for name in "ab":
+        assert int(server.find(f"{folder}/{name}")[0]["size"]) == 25 * len(part)
 
 
 def test_a_failed_write_is_an_error_of_close(fs, server, folder, root):
@@ -422,15 +368,10 @@ def test_a_failed_write_is_an_error_of_close(fs, server, folder, root):
     assert server.find(f"{folder}/a") == []
 
 
-@pytest.mark.parametrize("mode", ["w", "wb"])
-def test_a_failing_writer_sends_nothing(fs, server, folder, root, mode):
-    def write():
-        with fs.open(f"{root}/a", mode) as file:
-            file.write("x" if mode == "w" else b"x")
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        write()
+def test_a_failing_writer_sends_nothing(fs, server, folder, root):
+    with suppress(ZeroDivisionError), fs.open(f"{root}/a", "wb") as file:
+        file.write(b"x")
+        raise ZeroDivisionError
     assert server.find(f"{folder}/a") == []
 
 
@@ -446,15 +387,6 @@ def test_a_transaction_writes_all_or_nothing(fs, server, folder, root):
             file.write(b"c")
         raise RuntimeError
     assert server.find(f"{folder}/c") == []
-
-
-def test_a_transaction_skips_a_file_that_was_discarded_in_it(fs, server, folder, root):
-    with fs.transaction:
-        for name in ("a", "b", "c"):
-            with suppress(ZeroDivisionError), fs.open(f"{root}/{name}", "wb") as file:
-                file.write(name.encode())
-                1 / (name != "b")
-    assert fs.find(root) == [f"{root}/a", f"{root}/c"]
 
 
 def test_removing_trees_and_globs(fs, server, tree, root):
@@ -477,36 +409,6 @@ def test_removing_trees_and_globs(fs, server, tree, root):
     assert not fs.exists(root)
 
 
-def test_a_failed_removal_does_not_stop_the_others(fs, server, folder, root):
-    for i in range(5):
-        server.put(f"{folder}/{i}", b"")
-    with pytest.raises(FileNotFoundError):
-        fs.rm([f"{root}/none", *(f"{root}/{i}" for i in range(5))])
-    assert asyncio.run_coroutine_threadsafe(_removals(), fs.loop).result() == []
-
-
-async def _removals():
-    names = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
-    return [name for name in names if "remove" in name or "side_by_side" in name]
-
-
-def test_folders(fs, server, root):
-    fs.mkdir(f"{root}/a/b")
-    assert fs.isdir(f"{root}/a/b")
-    with pytest.raises(FileExistsError):
-        fs.mkdir(f"{root}/a/b")
-    with pytest.raises(FileNotFoundError):
-        fs.mkdir(f"{root}/x/y", create_parents=False)
-    fs.makedirs(f"{root}/a/b", exist_ok=True)
-    with pytest.raises(FileExistsError):
-        fs.makedirs(f"{root}/a/b")
-    with pytest.raises(OSError, match="not empty"):
-        fs.rmdir(f"{root}/a")
-    fs.rmdir(f"{root}/a/b")
-    fs.rmdir(f"{root}/a")
-    assert not fs.exists(f"{root}/a")
-
-
 def test_mv_and_cp(fs, server, tree, folder, root):
     id = fs.info(f"{root}/a.txt")["id"]
     fs.mv(f"{root}/a.txt", f"{root}/moved.txt")
@@ -524,28 +426,6 @@ def test_mv_and_cp(fs, server, tree, folder, root):
     assert fs.find(f"{root}/copy") == [f"{root}/copy/{n}" for n in ("c.txt", "deep/d.txt", "moved.txt")]
     fs.mv(f"{root}/copy/*.txt", f"{root}/globbed/")
     assert fs.ls(f"{root}/globbed", detail=False) == [f"{root}/globbed/c.txt", f"{root}/globbed/moved.txt"]
-
-
-def test_copies_are_new_items_also_from_a_shortcut(fs, server, tree, folder, root):
-    (a,) = server.find(f"{folder}/a.txt")
-    server.shortcut(f"{folder}/link", a["id"])
-    server.shortcut(f"{folder}/way", server.folder(f"{folder}/sub"))
-    server.shortcut(f"{folder}/gone", "nothing")
-    old = server.put(f"{folder}/there", b"old")
-    for target in ("copy", "there"):  # new, and over another file, which is moved to the trash
-        fs.cp(f"{root}/link", f"{root}/{target}")
-        (live,) = (item for item in server.find(f"{folder}/{target}") if not item["trashed"])
-        assert (live["mimeType"], live["md5Checksum"]) == (a["mimeType"], a["md5Checksum"])
-        assert live["id"] not in (a["id"], old)
-    assert server.item(old)["trashed"] is True
-    fs.cp(f"{root}/way", f"{root}/copies", recursive=True)
-    assert fs.find(f"{root}/copies") == [f"{root}/copies/c.txt", f"{root}/copies/deep/d.txt"]
-    assert [item["mimeType"] for item in server.find(f"{folder}/copies")] == [
-        "application/vnd.google-apps.folder"
-    ]
-    with pytest.raises(FileNotFoundError, match=rf"{root}/gone"):
-        fs.cp(f"{root}/gone", f"{root}/x")
-    assert server.count("media") == server.count("upload") == 0
 
 
 # Upload and download
@@ -631,21 +511,11 @@ def test_an_instance_is_pickled_as_its_arguments(fs, server, folder, root):
             assert (other_file.tell(), other_file.read()) == (5, DATA[5:])
 
 
-@pytest.mark.parametrize("name", ["google_auth", "credentials"])
-def test_live_credentials_cannot_be_pickled(options, name):
-    class Live:
-        pass
-
-    options = {**options, name: Live(), "token": None}
-    fs = DriveFileSystem(**options, skip_instance_cache=True)
+def test_live_credentials_cannot_be_pickled(options):
+    fs = DriveFileSystem(**{**options, "token": None}, credentials=Counting(), skip_instance_cache=True)
     for travel in (pickle.dumps, DriveFileSystem.to_json, DriveFileSystem.to_dict):
-        with pytest.raises(TypeError, match=rf"{name}=: a live Live.*client_json_file_path"):
+        with pytest.raises(TypeError, match=r"credentials=: a live Counting.*client_json_file_path"):
             travel(fs)
-
-
-def test_an_unknown_option_is_an_error_with_the_nearest_name():
-    with pytest.raises(ValueError, match=r"'tokne' is unknown; did you mean token\?"):
-        fsspec.filesystem("drive", tokne="anon")
 
 
 async def test_an_asynchronous_instance_runs_on_the_callers_loop(options, server, folder, root):
@@ -666,27 +536,10 @@ async def test_a_dropped_asynchronous_instance_closes_its_connections(options, s
     server.put(f"{folder}/a", DATA)
     fs = DriveFileSystem(asynchronous=True, skip_instance_cache=True, **options)
     assert await fs._cat_file(f"{root}/a") == DATA
-    session = (await fs.origin.account.connection()).session
+    session = (await fs.origin.account.clients()).session
     del fs
     gc.collect()
     assert session.closed
-
-
-def test_threads_share_an_instance(fs, server, folder, root):
-    for i in range(8):
-        server.put(f"{folder}/{i}", b"%d" % i * 1000)
-    found = {}
-
-    def read(i):
-        with fs.open(f"{root}/{i}") as file:
-            found[i] = file.read()
-
-    threads = [threading.Thread(target=read, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {i: b"%d" % i * 1000 for i in range(8)}
 
 
 def in_a_child(fs, path, answers):

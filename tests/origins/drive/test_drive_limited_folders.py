@@ -2,11 +2,9 @@
 
 import io
 
-import fsspec
 import pytest
 
 from cachedfs.errors import AccessDenied
-from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.origins.upload import UploadContent
 from tests.origins.contract import names, read
 
@@ -51,12 +49,6 @@ async def test_a_limited_folder_is_there_and_every_way_into_it_is_denied(origin,
             await ask
 
 
-async def test_a_tree_with_a_limited_folder_is_not_listed_without_it(origin, root, shut):
-    with pytest.raises(AccessDenied, match=f"the folder drive://{root}/(shut|way), not open it"):
-        await names(origin.list(root, deep=True))
-    assert len(await names(origin.list(root))) == 3
-
-
 async def test_changes_in_a_limited_folder_are_denied_before_anything_is_sent(origin, server, root, shut):
     path = f"{root}/shut"
     server.reset()
@@ -81,24 +73,3 @@ async def test_a_write_does_not_trust_a_folder_that_was_limited_since_it_was_rem
     server.limit(server.folder(f"{folder}/shut"))
     with pytest.raises(AccessDenied, match=LIMITED):
         await origin.writer.write(f"{root}/shut/a.bin", UploadContent(io.BytesIO(b"b")))
-
-
-async def test_items_of_a_limited_folder_that_are_shared_are_read_by_id(origin, server, folder, shut):
-    (inner,) = server.find(f"{folder}/shut/in/a.bin")
-    server.share(inner["id"])
-    assert (await read(origin, f"id:{inner['id']}"))[0] == b"a"
-
-
-def test_the_filesystem_without_a_cache_never_calls_a_limited_folder_empty(server, root, shut):
-    fs = fsspec.filesystem("drive", token="anon", endpoint_url=server.endpoint_url, skip_instance_cache=True)
-    assert isinstance(fs, DriveFileSystem)
-    path = f"{root}/shut"
-    assert (fs.exists(path), fs.isdir(path)) == (True, True)
-    for ask in (fs.ls, fs.find, fs.du, lambda path: list(fs.walk(path))):
-        with pytest.raises(AccessDenied, match=LIMITED):
-            ask(path)
-    for ask in (fs.exists, fs.info, fs.isfile, fs.cat_file, fs.open, lambda path: fs.glob(f"{path}*")):
-        with pytest.raises(AccessDenied, match=LIMITED):
-            ask(f"{path}/zarr.json")
-    with pytest.raises(AccessDenied, match=LIMITED):
-        fs.find(root)

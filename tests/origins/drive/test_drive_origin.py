@@ -23,12 +23,9 @@ class Folder:
 
     server: DriveServer
     root: str
-    can_read_revisions: bool = True
 
     def put(self, name, data):
-        id = self.server.put(f"{self.root.removeprefix('My Drive/')}/{name}", data)
-        if not self.can_read_revisions:
-            self.server.edit(id, capabilities={"canDownload": True, "canReadRevisions": False})
+        self.server.put(f"{self.root.removeprefix('My Drive/')}/{name}", data)
 
     def get(self, name):
         return self.server.get(f"{self.root.removeprefix('My Drive/')}/{name}")
@@ -79,14 +76,3 @@ async def test_a_failing_change_feed_is_asked_twice(make, server):
 class TestContract(OriginContract):
     missing_folder_is_an_error = True
     keeps_versions = True
-
-
-class TestContractWithoutRevisions(OriginContract):
-    """Files of another owner: only a second lookup proves a version."""
-
-    missing_folder_is_an_error = True
-
-    @pytest.fixture
-    def world(self, world):
-        world.can_read_revisions = False
-        return world

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import gc
 import json
 import logging
 import unicodedata
@@ -20,8 +19,8 @@ from cachedfs.errors import (
     SignInRefused,
 )
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.paths import place_of, plain_path
-from cachedfs.sim import DriveServer, Fault
+from cachedfs.origins.drive.paths import place_of
+from cachedfs.sim import Fault
 from tests.origins.contract import DATA, names, read
 from tests.origins.drive.conftest import PATIENT
 
@@ -37,24 +36,9 @@ async def listed(origin, folder, **options):
 
 
 # Beginnings of paths
-@pytest.mark.parametrize(
-    ("path", "top", "rest"),
-    [
-        ("", "", []),
-        ("My Drive", "My Drive", []),
-        ("My Drive/a/b c", "My Drive", ["a", "b c"]),
-        ("Shared with me/x", "Shared with me", ["x"]),
-        ("shared:Team A/x", "shared:Team A", ["x"]),
-        ("id:1abc/x", "id:1abc", ["x"]),
-    ],
-)
-def test_a_path_begins_in_one_of_four_places(path, top, rest):
-    assert place_of(path) == (top, rest)
 
 
-@pytest.mark.parametrize(
-    "path", ["x", "my drive/a", "shared:", "id:", "id:/a", "Mydrive", "root/a", ".", "*"]
-)
+@pytest.mark.parametrize("path", ["my drive/a", "shared:", "id:/a"])
 async def test_any_other_beginning_is_a_value_error_that_names_the_four(origin, server, path):
     for ask in (origin.lookup(path), read(origin, path), names(origin.list(path))):
         with pytest.raises(
@@ -76,18 +60,10 @@ def test_the_error_suggests_the_path_that_was_meant(path, meant):
         place_of(path)
 
 
-@pytest.mark.parametrize("path", ["My Drive//a", "My Drive/a//b", "id:1//x"])
-async def test_an_empty_name_is_a_value_error(origin, path):
-    with pytest.raises(ValueError, match=r"drive://.*a name is empty"):
-        await origin.lookup(path)
-
-
-@pytest.mark.parametrize(
-    ("given", "plain"),
-    [("drive://", ""), ("/", ""), ("drive:///My Drive/", "My Drive"), ("drive://My Drive/a", "My Drive/a")],
-)
-def test_protocol_and_outer_slashes_are_not_part_of_a_path(given, plain):
-    assert plain_path(given) == plain
+async def test_an_impossible_name_is_a_value_error(origin):
+    for path, says in (("id:1//x", "a name is empty"), ("My Drive/\udcff", "a name is not UTF-8")):
+        with pytest.raises(ValueError, match=f"drive://.*{says}"):
+            await origin.lookup(path)
 
 
 async def test_the_top_lists_the_beginnings_of_paths(origin, server):
@@ -98,19 +74,6 @@ async def test_the_top_lists_the_beginnings_of_paths(origin, server):
     assert {info.kind for info in found.values()} == {"directory"}
     for path in found:
         assert (await origin.lookup(path)).id == found[path].id
-
-
-async def test_an_id_names_any_file_or_folder(origin, server, folder):
-    file = server.put(f"{folder}/sub/a.bin", DATA)
-    above = server.folder(f"{folder}/sub")
-    assert (await read(origin, f"id:{file}"))[0] == DATA
-    assert (await read(origin, f"id:{above}/a.bin"))[0] == DATA
-    assert await names(origin.list(f"id:{above}")) == {(f"id:{above}/a.bin", "file")}
-    with pytest.raises(ObjectNotFound, match="drive://id:nothing"):
-        await origin.lookup("id:nothing")
-    server.trash(file)
-    with pytest.raises(ObjectNotFound, match="trash"):
-        await origin.lookup(f"id:{file}")
 
 
 # Cost in requests
@@ -193,19 +156,11 @@ async def test_many_children_are_listed_each_once(make, monkeypatch, caplog):
 
 # Names
 NAMES = [
-    "it's",
-    'say "x"',
-    "'",
     "''",
-    "'a'",
-    "'a' and 'b'",
     " 'a' ",
     "'a",
-    "a'",
-    "back\\slash",
     "\\'",
     "größe-日本-🎉",
-    " spaces ",
     "a' or title = 'b",
     "a+b&c=d 100%",
     "..",
@@ -294,17 +249,6 @@ async def test_of_duplicate_names_the_newest_is_used_with_one_warning(origin, se
     assert (await read(origin, f"id:{first}"))[0] == b"1"
 
 
-async def test_a_file_and_a_folder_of_one_name_are_duplicates(origin, server, folder, root):
-    above = server.folder(folder)
-    inner = server.folder(f"{folder}/x")
-    server.put("in", b"", parent=inner)
-    file = server.add("x", DATA, parent=above)
-    assert (await origin.lookup(f"{root}/x")).id == file
-    server.edit(inner, modifiedTime="2099-01-01T00:00:00Z")
-    assert (await listed(origin, root))[f"{root}/x"].kind == "directory"
-    assert (await origin.lookup(f"{root}/x")).id == inner
-
-
 HIDERS = {
     "document": lambda server, path: server.document(path, "text"),
     "shortcut that leads nowhere": lambda server, path: server.shortcut(path, "nothing"),
@@ -316,8 +260,9 @@ def newest(server, id):
     server.edit(id, modifiedTime="2099-01-01T00:00:00Z")
 
 
-@pytest.mark.parametrize("hider", HIDERS)
-@pytest.mark.parametrize("hidden", ["file", "shortcut to a folder"])
+@pytest.mark.parametrize(
+    ("hidden", "hider"), [*(("file", hider) for hider in HIDERS), ("shortcut to a folder", "document")]
+)
 async def test_a_document_or_dangling_shortcut_does_not_hide_items_of_its_name(
     origin, server, folder, root, hidden, hider
 ):
@@ -330,7 +275,7 @@ async def test_a_document_or_dangling_shortcut_does_not_hide_items_of_its_name(
     assert (await listed(origin, root))[f"{root}/x"].id == id
 
 
-@pytest.mark.parametrize("hider", [*HIDERS, "file"])
+@pytest.mark.parametrize("hider", ["shortcut that leads nowhere", "file"])
 async def test_nothing_hides_a_parent_folder(origin, server, folder, root, hider):
     server.put(f"{folder}/x/y/in", DATA)
     for path in (f"{folder}/x", f"{folder}/x/y"):
@@ -351,15 +296,6 @@ async def test_nothing_hides_a_parent_folder(origin, server, folder, root, hider
     assert len(folders) == 1
 
 
-async def test_a_file_is_written_beside_a_document_of_its_name(origin, server, folder, root):
-    file = server.put(f"{folder}/data.csv", b"1")
-    newest(server, server.document(f"{folder}/data.csv", "sheet"))
-    await origin.call("pipe_file", f"{root}/data.csv", b"2")
-    assert server.item(file)["size"] == "1"
-    assert (await read(origin, f"{root}/data.csv"))[0] == b"2"
-    assert len(server.find(f"{folder}/data.csv")) == 2
-
-
 async def test_trashed_items_are_invisible(origin, server, folder, root):
     server.trash(server.put(f"{folder}/a", b""))
     server.put(f"{folder}/sub/b", b"")
@@ -371,17 +307,6 @@ async def test_trashed_items_are_invisible(origin, server, folder, root):
 
 
 # Shortcuts
-async def test_shortcuts_lead_to_files_and_folders(origin, server, folder, root):
-    file, sub = server.put(f"{folder}/sub/a.bin", DATA), server.folder(f"{folder}/sub")
-    server.shortcut(f"{folder}/file", file)
-    server.shortcut(f"{folder}/dir", sub)
-    assert (await read(origin, f"{root}/file"))[0] == DATA
-    assert (await read(origin, f"{root}/dir/a.bin"))[0] == DATA
-    found = await listed(origin, root)
-    assert found[f"{root}/file"] == await origin.lookup(f"{root}/file")
-    assert found[f"{root}/file"].size == len(DATA)
-    assert found[f"{root}/dir"].kind == "directory"
-    assert found[f"{root}/file"].details["shortcut"] != file == found[f"{root}/file"].id
 
 
 @pytest.mark.parametrize("how", ["never", "trashed", "denied"])
@@ -450,13 +375,6 @@ def twice(server, folder):
     return id
 
 
-async def test_an_item_in_two_folders_is_read_and_listed_in_both(origin, root, twice):
-    found = await listed(origin, root, deep=True)
-    assert {path for path, info in found.items() if info.id == twice} == {f"{root}/a/x", f"{root}/b/x"}
-    for name in ("a", "b"):
-        assert (await read(origin, f"{root}/{name}/x"))[0] == DATA
-
-
 @pytest.mark.parametrize("trash_only", [True, False])
 async def test_an_item_removed_from_one_of_two_folders_stays_in_the_other(
     make, server, root, twice, trash_only
@@ -476,11 +394,6 @@ async def test_an_item_in_two_folders_that_is_moved_leaves_both(origin, server, 
     await origin.call("mv", f"{root}/a/x", f"{root}/c/x")
     found = await listed(origin, root, deep=True)
     assert [path for path, info in found.items() if info.id == twice] == [f"{root}/c/x"]
-
-
-async def test_removing_a_folder_keeps_items_that_are_also_in_another_folder(origin, root, twice):
-    await origin.call("rm", f"{root}/a", recursive=True)
-    assert (await read(origin, f"{root}/b/x"))[0] == DATA
 
 
 async def test_an_id_may_have_a_resource_key(origin, server, folder):
@@ -520,17 +433,16 @@ async def test_items_of_a_shared_drive_are_requested_from_that_drive(origin, ser
 
 
 @pytest.fixture
-def foreign(server, folder):
-    """The id of a folder in a shared drive without this account as a member; it was shared, and has a shortcut to it."""
+def foreign(server):
+    """The id of a folder in a shared drive without this account as a member; it was shared."""
     id = server.folder("dataset", parent=server.share_drive("Theirs", member=False))
     server.share(id)
     server.put("sub/a.bin", DATA, parent=id)
-    server.shortcut(f"{folder}/link", id)
     return id
 
 
-@pytest.fixture(params=["id:", "Shared with me", "shortcut", "shortcut in a drive"])
-def foreign_path(request, server, foreign, root):
+@pytest.fixture(params=["Shared with me", "shortcut in a drive"])
+def foreign_path(request, server, foreign):
     """A path to that folder."""
     if request.param == "shortcut in a drive":
         name = f"Ours {foreign}"
@@ -538,9 +450,7 @@ def foreign_path(request, server, foreign, root):
         return f"shared:{name}/link"
     name = f"dataset {foreign}"
     server.edit(foreign, name=name)
-    return {"id:": f"id:{foreign}", "Shared with me": f"Shared with me/{name}", "shortcut": f"{root}/link"}[
-        request.param
-    ]
+    return f"Shared with me/{name}"
 
 
 async def test_a_shared_folder_is_read_and_written_without_membership_of_its_drive(
@@ -558,14 +468,6 @@ async def test_a_shared_folder_is_read_and_written_without_membership_of_its_dri
     assert server.get("new/b.txt", parent=foreign) == b"2"
     refused = [request for request in server.requests if request.status == 404 and request.kind == "list"]
     assert len(refused) <= foreign_path.startswith("shared:")  # an invisible drive is tried once
-
-
-async def test_a_deep_listing_follows_a_shortcut_into_a_foreign_drive(origin, foreign, root):
-    assert set(await listed(origin, root, deep=True)) == {
-        f"{root}/link",
-        f"{root}/link/sub",
-        f"{root}/link/sub/a.bin",
-    }
 
 
 async def test_a_folder_that_cannot_be_listed_is_never_left_out(origin, server, folder, root):
@@ -635,13 +537,6 @@ async def test_native_documents_are_listed_and_cannot_be_read(origin, server, fo
     assert server.count("media") == 0
 
 
-async def test_a_file_whose_download_is_switched_off_is_access_denied(origin, server, folder, root):
-    server.edit(server.put(f"{folder}/a", DATA), capabilities={"canDownload": False})
-    with pytest.raises(AccessDenied, match=rf"drive://{root}/a.*switched off"):
-        await read(origin, f"{root}/a")
-    assert server.count("media") == 0
-
-
 @pytest.mark.parametrize("want", [None, Range(0, 5)])
 async def test_an_abusive_file_is_read_only_with_acknowledge_abuse(make, server, folder, root, want):
     server.edit(server.put(f"{folder}/a", DATA), abusive=True)
@@ -669,18 +564,20 @@ async def test_short_and_empty_pages_are_not_the_end(origin, server, folder, roo
 
 async def test_a_rejected_page_token_restarts_the_listing_once(make, server, folder, root):
     origin = make()
-    server.fill(server.folder(folder), 2500)
+    server.fill(server.folder(folder), 7)
+    server.short_pages(3)
     here = await origin.lookup(root)
     server.reset()
     server.fail(Fault(kind="list", nth=3, status=400, reason="invalid"))
-    assert len(await listed(origin, root, parent=here)) == 2500
-    assert server.count("list") == 6
+    assert len(await listed(origin, root, parent=here)) == 7
+    n_lists = server.count("list")
+    assert n_lists == 9
     server.heal()
     server.fail(Fault(kind="list", nth=2, status=400, reason="invalid"))
     server.fail(Fault(kind="list", nth=4, status=400, reason="invalid"))
     with pytest.raises(ValueError, match=f"drive://{root}"):
         await listed(origin, root, parent=here)
-    assert server.count("list") == 10
+    assert server.count("list") == n_lists + 4
 
 
 async def test_a_refused_query_is_not_repeated(origin, server, root):
@@ -715,21 +612,6 @@ async def test_a_folder_that_was_replaced_is_looked_up_again(origin, server, fol
     assert (await read(origin, f"{root}/sub/a"))[0] == b"new"
 
 
-async def test_an_expired_parent_folder_makes_the_path_unconfirmed(make, server, folder, root):
-    now = 0.0
-    tree = make(dataclasses.replace(PATIENT, clock=lambda: now)).tree
-    server.folder(f"{folder}/sub/deep")
-    await tree.folder(root)
-    now = 20.0
-    await tree.folder(f"{root}/sub/deep")
-    assert await tree._stands(f"{root}/sub/deep")
-    now = 31.0  # the root has expired, and its content has not
-    server.reset()
-    assert not await tree._stands(f"{root}/sub/deep")
-    gc.collect()  # an unawaited coroutine is an error in pytest
-    assert server.count() == 0
-
-
 async def test_a_given_parent_is_used_for_the_lookup(origin, server, folder, root):
     server.put(f"{folder}/sub/a", b"here")
     await origin.lookup(f"{root}/sub/a")  # caches the parent folders
@@ -741,15 +623,14 @@ async def test_a_given_parent_is_used_for_the_lookup(origin, server, folder, roo
         await origin.lookup(f"{root}/sub/a/b", ObjectInfo(f"{root}/sub/a", size=4))
 
 
-@pytest.mark.parametrize("remove", [DriveServer.remove, DriveServer.trash])
-async def test_a_subfolder_removed_during_a_deep_listing_is_left_out(origin, server, folder, root, remove):
+async def test_a_subfolder_removed_during_a_deep_listing_is_left_out(origin, server, folder, root):
     server.put(f"{folder}/gone/a", b"")
     server.put(f"{folder}/stays/b", b"")
     here, gone = await origin.lookup(root), server.folder(f"{folder}/gone")
     before = [server.item(gone), server.item(server.folder(f"{folder}/stays"))]
     server.fail(Fault(kind="list", key=here.id, status=200, body=json.dumps({"items": before})))
     server.fail(Fault(kind="list", key=gone, status=404))
-    remove(server, gone)
+    server.trash(gone)
     assert f"{root}/stays/b" in await listed(origin, root, deep=True)
     server.remove(str(here.id))
     with pytest.raises(ObjectNotFound):

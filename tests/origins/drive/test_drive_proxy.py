@@ -167,7 +167,7 @@ async def test_an_untrusted_certificate_is_one_try_and_the_error_names_the_setti
 
 @pytest.mark.parametrize(
     "given",
-    ["socks5://u:pw@proxy:1080", "https://proxy:1080", "proxy:1080", "http://proxy", "http://proxy:x1080"],
+    ["socks5://u:pw@proxy:1080", "proxy:1080", "http://proxy:x1080"],
 )
 async def test_a_proxy_that_is_not_http_is_an_error_before_anything_is_sent(make, monkeypatch, given):
     monkeypatch.setenv("HTTPS_PROXY", given)
@@ -205,10 +205,3 @@ def test_without_system_certificates_those_of_certifi_are_trusted(tmp_path, monk
     assert len(trusted().get_ca_certs()) < 2  # only this certificate
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
     assert len(trusted().get_ca_certs()) > 50
-
-
-async def test_a_simulated_drive_is_reached_without_the_proxy(make, server, monkeypatch, folder, root):
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    server.put(f"{folder}/a", b"x")
-    async with make().read(f"{root}/a", None, None) as reply:
-        assert [piece async for piece in reply.body] == [b"x"]

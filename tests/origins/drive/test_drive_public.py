@@ -18,9 +18,9 @@ from cachedfs.errors import (
     SignInRefused,
 )
 from cachedfs.origins.base import has_stale_answer
-from cachedfs.origins.drive import accounts, auth, client, public
+from cachedfs.origins.drive import accounts, connection, public
 from cachedfs.origins.drive.api import item_info
-from cachedfs.origins.drive.credentials import DEFAULT, SignIn
+from cachedfs.origins.drive.connection import DriveConnection
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
 from tests.origins.contract import read
@@ -165,15 +165,15 @@ async def test_a_page_in_place_of_the_bytes_is_never_data(make, server, folder):
 
 
 async def test_who_signs_in_later_uses_the_same_origin(make, server, folder, root, nobody, monkeypatch):
-    monkeypatch.setattr(auth, "_SEARCH_AGAIN_S", 0.0)
+    monkeypatch.setattr(connection, "_SEARCH_AGAIN_S", 0.0)
     origin = make(token=None)
     id = server.put(f"{folder}/a", DATA)
     for path in (f"{root}/a", f"id:{id}"):
         with pytest.raises(AccessDenied, match=r"sign in|login drive"):
             await origin.lookup(path)
-    client = server.client_json()["installed"]
+    program = server.client_json()["installed"]
     accounts.save(
-        "me", {"type": "authorized_user", "refresh_token": "r", "account": "me@example.com", **client}
+        "me", {"type": "authorized_user", "refresh_token": "r", "account": "me@example.com", **program}
     )
     assert (await read(origin, f"id:{id}"))[0] == DATA
     assert (await read(origin, f"{root}/a"))[0] == DATA
@@ -182,7 +182,7 @@ async def test_who_signs_in_later_uses_the_same_origin(make, server, folder, roo
 async def test_a_public_folder_is_listed_by_the_api_after_a_sign_in(
     make, server, folder, nobody, monkeypatch
 ):
-    monkeypatch.setattr(auth, "_SEARCH_AGAIN_S", 0.0)
+    monkeypatch.setattr(connection, "_SEARCH_AGAIN_S", 0.0)
     origin, path = make(token=None), f"id:{server.folder(folder)}"
     server.put(f"{folder}/a", DATA)
     server.publish(server.folder(folder))
@@ -198,37 +198,17 @@ async def test_a_public_folder_is_listed_by_the_api_after_a_sign_in(
     assert origin.lists_all(path)
 
 
-async def test_the_first_of_several_searches_signs_in(monkeypatch):
-    monkeypatch.setattr(auth, "_SEARCH_AGAIN_S", 0.0)
-    found = [SignIn("user", name=name, credentials=object()) for name in ("first", "second")]
-    monkeypatch.setattr(auth, "sign_in", lambda options: found.pop(0))
-    missing = auth.DriveAuth(SignIn(DEFAULT, is_missing=True), RetryPolicy())
-    used = []
-
-    def is_same():
-        both_found.wait(60)
-        return True
-
-    async def search():
-        assert await missing.search({}, is_same)
-        used.append(missing.name)
-
-    both_found = threading.Barrier(2)
-    await asyncio.gather(search(), search())
-    assert len({*used}) == 1  # a second one would lack the token that the first is renewing
-
-
 async def test_credentials_that_are_found_late_are_used_by_the_next_request(
     make, server, folder, monkeypatch
 ):
-    may_go_on, sign_in, made = threading.Event(), client._signed_in, []
+    may_go_on, sign_in, made = threading.Event(), DriveConnection._sign_in, []
 
     def sign_in_late(*arguments):
         may_go_on.wait(120)
         made.append(1)
         return sign_in(*arguments)
 
-    monkeypatch.setattr(client, "_signed_in", sign_in_late)
+    monkeypatch.setattr(DriveConnection, "_sign_in", sign_in_late)
     origin, id = make(RetryPolicy(reach_stale_s=0.01)), published(server, f"{folder}/a")
     has_stale_answer.set(True)
     with pytest.raises(OriginUnreachable, match="drive://: no credentials were found within"):
@@ -258,9 +238,9 @@ def test_what_is_read_after_a_sign_in_is_cached_for_that_account(server, folder,
     fs = make()
     with pytest.raises(AccessDenied, match="cachedfs login drive"):
         fs.cat_file(f"{root}/private")
-    client = server.client_json()["installed"]
+    program = server.client_json()["installed"]
     accounts.save(
-        "me", {"type": "authorized_user", "refresh_token": "r", "account": "me@example.com", **client}
+        "me", {"type": "authorized_user", "refresh_token": "r", "account": "me@example.com", **program}
     )
     fs._objects._look_at = fs._objects._identify_at = 0.0  # a second later
     assert fs.cat_file(f"{root}/private") == DATA

@@ -66,7 +66,6 @@ def asked(server):
         (WHOLE, (0, WHOLE), {"md5Checksum": "m"}, "checksum"),
         (WHOLE + 1, (0, WHOLE + 1), {"md5Checksum": "m"}, "second look"),
         (9, (0, 8), {"md5Checksum": "m"}, "second look"),
-        (9, (0, 9), {}, "second look"),
         (9, (1, 9), {"md5Checksum": "m", "headRevisionId": "r", "canReadRevisions": True}, "revision"),
         (9, (1, 9), {"md5Checksum": "m", "canReadRevisions": True}, "second look"),
         (9, (1, 9), {"headRevisionId": "r", "canReadRevisions": False}, "second look"),
@@ -93,24 +92,14 @@ async def test_a_pinned_read_is_one_request_and_a_second_lookup_one_more(origin,
     ("want", "sent"),
     [
         (None, "bytes=0-63999"),
-        (Range(0, 1 << 62), "bytes=0-63999"),
         (Range(5, 1 << 62), "bytes=5-63999"),
         (Suffix(10), "bytes=63990-63999"),
-        (Suffix(1 << 40), "bytes=0-63999"),
     ],
 )
 async def test_every_range_has_an_end(origin, server, folder, root, want, sent):
     server.put(f"{folder}/a", OLD)
     await read(origin, f"{root}/a", want)
     assert [headers for kind, headers in asked(server) if kind == "media"] == [sent]
-
-
-async def test_an_empty_range_sends_no_request(origin, server, folder, root):
-    server.put(f"{folder}/empty", b"")
-    info = await origin.lookup(f"{root}/empty")
-    server.reset()
-    assert (await read(origin, f"{root}/empty", None, info))[0] == b""
-    assert asked(server) == [("get", None)]
 
 
 # Replaced files
@@ -125,17 +114,15 @@ async def test_a_file_replaced_before_the_request(origin, file, proof):
 
 
 @pytest.mark.parametrize("size", [0, 30_000, 64_001])
-async def test_a_file_replaced_by_a_shorter_or_longer_one(origin, server, file, size):
-    server.edit(file.id, capabilities={"canReadRevisions": False})
+async def test_a_file_replaced_by_a_shorter_or_longer_one(origin, server, looked_up_again, size):
+    file = looked_up_again
     pinned = await origin.lookup(file.path)
     file.replace((NEW + NEW)[:size])
     server.reset()
     with pytest.raises(ObjectChanged):
         await read(origin, file.path, file.want, pinned)
     assert server.count("media") == 1
-    assert (await read(origin, file.path, file.want))[0] == (NEW + NEW)[:size][
-        slice(file.want and 10, file.want and 60_000)
-    ]
+    assert (await read(origin, file.path, file.want))[0] == (NEW + NEW)[:size][10:60_000]
 
 
 async def test_a_file_replaced_by_one_with_another_proof_before_its_first_byte(origin, server, folder, root):
@@ -149,18 +136,6 @@ async def test_a_file_replaced_by_one_with_another_proof_before_its_first_byte(o
     server.reset()
     origin.on_request = replace_before_the_bytes
     assert (await read(origin, f"{root}/a"))[0] == large
-
-
-async def test_a_file_replaced_while_its_body_is_received(origin, server, file):
-    pinned = await origin.lookup(file.path)
-    server.fail(Fault(kind="media", close_after=20_000))
-    got = b""
-    with suppress(ObjectChanged):
-        async with origin.read(file.path, file.want, pinned) as reply:
-            file.replace()
-            async for piece in reply.body:
-                got += piece
-    assert file.old.startswith(got)
 
 
 async def test_a_file_replaced_while_its_body_is_resumed(origin, server, file, proof):
@@ -205,24 +180,6 @@ async def test_an_unpinned_read_is_one_whole_version_at_any_time(origin, server,
         data, info, _, _ = await read(origin, file.path, file.want)
         assert data in (file.old, file.new)
         assert info.fingerprint is not None
-
-
-async def test_the_headers_of_a_replaced_file_are_requested_again_unpinned(origin, server, folder, root):
-    id = server.put(f"{folder}/a", OLD)
-    server.edit(id, capabilities={"canReadRevisions": False})
-    await origin.lookup(f"{root}/a")
-    server.reset()
-    done = False
-
-    def grow():  # after the lookup, before the media request
-        nonlocal done
-        if server.count("list") == 1 and not done:
-            done = True
-            server.put(f"{folder}/a", NEW + NEW)
-
-    origin.on_request = grow
-    data, info, _, _ = await read(origin, f"{root}/a", Range(0, 100))
-    assert (data, info.size) == (NEW[:100], len(NEW) * 2)
 
 
 # Failed proofs
@@ -325,22 +282,13 @@ async def test_a_read_cancelled_during_its_second_lookup_leaves_nothing(make, se
         await assert_nothing_is_left(origin, before)
 
 
-async def test_a_body_that_breaks_while_it_is_buffered_is_resumed(origin, server, looked_up_again):
-    pinned = await origin.lookup(looked_up_again.path)
-    before = asyncio.all_tasks()
-    server.fail(Fault(kind="get", stall_s=0.1))
-    server.fail(Fault(kind="media", close_after=10_000))
-    assert (await read(origin, looked_up_again.path, SPAN, pinned))[0] == looked_up_again.old
-    assert asyncio.all_tasks() == before
-
-
 async def test_the_buffer_of_unproven_bytes_is_bounded(make, server, folder, root, monkeypatch):
     reads = []
     monkeypatch.setattr(
         "cachedfs.origins.drive.origin.opened", lambda read: reads.append(read) or opened(read)
     )
     origin = make(policy=RetryPolicy(stall_s=5))
-    data = bytes(40 << 20)
+    data = bytes(24 << 20)
     server.edit(server.put(f"{folder}/big", data), capabilities={"canReadRevisions": False})
     pinned = await origin.lookup(f"{root}/big")
     server.fail(Fault(kind="get", stall_s=0.4))
@@ -384,24 +332,23 @@ async def test_a_whole_body_instead_of_a_range_is_cut(origin, server, file):
     assert (await read(origin, file.path, file.want, pinned))[0] == file.old
 
 
-@pytest.mark.parametrize("size", [10, 64_001])
-async def test_an_html_page_is_never_taken_for_a_file(origin, server, file, size):
+async def test_an_html_page_is_never_taken_for_a_file(origin, server, file):
     pinned = await origin.lookup(file.path)
-    server.fail(Fault(kind="media", status=200, body="?" * size, times=2))
+    server.fail(Fault(kind="media", status=200, body="?" * 64_001, times=2))
     assert (await read(origin, file.path, file.want, pinned))[0] == file.old
     server.heal()
-    server.fail(Fault(kind="media", status=200, body="?" * size, times=None))
+    server.fail(Fault(kind="media", status=200, body="?" * 64_001, times=None))
     with pytest.raises(
-        OriginUnavailable, match=f"drive://{file.path}.*6 tries.*{size} bytes, and the file 64000"
+        OriginUnavailable, match=f"drive://{file.path}.*6 tries.*64001 bytes, and the file 64000"
     ):
         await read(origin, file.path, file.want, pinned)
 
 
 @pytest.mark.parametrize("more", [10, -10])
-async def test_a_body_of_another_length_than_its_range_is_not_used(origin, server, file, more):
+async def test_a_body_of_another_length_than_its_range_is_not_used(origin, server, looked_up_again, more):
+    file = looked_up_again
     pinned = await origin.lookup(file.path)
-    span = file.want or Range(0, len(OLD))
-    headers = {"Content-Range": f"bytes {span.start}-{span.stop - 1}/{len(OLD)}"}
+    headers = {"Content-Range": f"bytes {SPAN.start}-{SPAN.stop - 1}/{len(OLD)}"}
     body = (b"x" * (len(file.old) + more)).decode()
     server.reset()
     server.fail(Fault(kind="media", status=206, body=body, headers=headers))

@@ -18,7 +18,6 @@ from cachedfs.errors import (
     OriginUnavailable,
 )
 from cachedfs.origins.drive import api, mutations
-from cachedfs.origins.drive.mutations import DriveWriter
 from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.origins.upload import PIECE, UploadContent
@@ -27,15 +26,23 @@ from tests.origins.contract import read
 
 NO_ITEMS = '{"kind": "drive#fileList", "items": []}'
 MB = 1 << 20
-BIG = bytes(range(256)) * (20 * MB // 256)
+BIG = bytes(range(256)) * (9 * MB // 256)
 UPLOAD = "cachedfs.origins.drive.upload"
 APPS = "application/vnd.google-apps."
-PIECES = 700_000  # three pieces of 256 KiB
+SMALL = 256 << 10  # the smallest piece that Google takes
+THREE = BIG[:700_000]  # three pieces of that size
 
 
 @pytest.fixture
 async def writer(origin):
     return origin.writer
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Send more than 1,000 bytes in pieces of 256 KiB."""
+    monkeypatch.setattr("cachedfs.origins.upload.PIECE", SMALL)
+    monkeypatch.setattr(f"{UPLOAD}.Upload.most_at_once", 1000)
 
 
 async def write(writer, path, data, **options):
@@ -68,7 +75,7 @@ async def test_up_to_5_mb_is_one_request(writer, server, folder, root, size):
 
 @pytest.mark.parametrize(
     ("size", "n_pieces"),
-    [(5 * MB + 1, 1), (PIECE, 1), (PIECE + 1, 2), (20 * MB, 3)],
+    [(PIECE, 1), (PIECE + 1, 2)],
 )
 async def test_larger_files_are_sent_in_pieces_of_8_mib(writer, server, folder, root, size, n_pieces):
     await write(writer, f"{root}/a", BIG[:size])
@@ -80,41 +87,26 @@ async def test_larger_files_are_sent_in_pieces_of_8_mib(writer, server, folder, 
     assert len(changes(server)) == 1 + n_pieces
 
 
+@pytest.mark.usefixtures("small_pieces")
 async def test_a_connection_lost_in_a_piece_is_resumed_where_it_broke(writer, server, folder, root):
     server.fail(Fault(kind="upload", nth=3, close_before=True))  # the second piece is not received
-    await write(writer, f"{root}/a", BIG)
-    assert server.get(f"{folder}/a") == BIG
-    size = len(BIG)
-    second = f"bytes {PIECE}-{2 * PIECE - 1}/{size}"
+    await write(writer, f"{root}/a", THREE)
+    assert server.get(f"{folder}/a") == THREE
+    size = len(THREE)
+    second = f"bytes {SMALL}-{2 * SMALL - 1}/{size}"
     assert pieces(server) == [
-        f"bytes 0-{PIECE - 1}/{size}",
+        f"bytes 0-{SMALL - 1}/{size}",
         second,
         f"bytes */{size}",
         second,
-        f"bytes {2 * PIECE}-{size - 1}/{size}",
+        f"bytes {2 * SMALL}-{size - 1}/{size}",
     ]
-    assert sum(r.bytes_received for r in server.requests if "content-range" in r.headers) == len(BIG) + PIECE
-
-
-async def test_a_piece_whose_answer_was_lost_is_not_sent_again(writer, server, folder, root):
-    server.fail(Fault(kind="upload", nth=2, lose=True))
-    server.fail(Fault(kind="upload", nth=5, lose=True))  # the last one: the file is created
-    await write(writer, f"{root}/a", BIG)
-    (found,) = server.find(f"{folder}/a")
-    assert found["md5Checksum"] == md5(BIG)
-    assert sum(r.bytes_received for r in server.requests if "content-range" in r.headers) == len(BIG)
-
-
-async def test_a_piece_that_was_stored_in_part_is_continued(writer, server, folder, root):
-    server.accept_only(MB)
-    await write(writer, f"{root}/a", BIG)
-    assert server.get(f"{folder}/a") == BIG
-    assert pieces(server)[1] == f"bytes {MB}-{MB + PIECE - 1}/{len(BIG)}"
+    assert sum(r.bytes_received for r in server.requests if "content-range" in r.headers) == size + SMALL
 
 
 async def test_an_upload_with_slow_progress_is_never_given_up(writer, server, folder, root, monkeypatch):
     monkeypatch.setattr(f"{UPLOAD}.Upload.most_at_once", 1000)
-    n_lost, kept = 2 * RetryPolicy().tries, 256 << 10
+    n_lost, kept = 2 * RetryPolicy().tries, SMALL
     server.accept_only(kept, times=n_lost)
     for number in range(n_lost):  # each piece, and not the status request after it
         server.fail(Fault(kind="upload", nth=2 + 2 * number, lose=True))
@@ -123,36 +115,41 @@ async def test_an_upload_with_slow_progress_is_never_given_up(writer, server, fo
     assert sum(not span.startswith("bytes */") for span in pieces(server)) == n_lost + 1
 
 
+@pytest.mark.usefixtures("small_pieces")
 async def test_an_upload_without_progress_is_origin_unavailable(writer, server, folder, root):
     server.fail(Fault(kind="upload", nth=2, status=308, body="", times=None))
     with pytest.raises(OriginUnavailable, match=rf"drive://{root}/a.*6 tries"):
-        await write(writer, f"{root}/a", BIG[: 9 * MB])
+        await write(writer, f"{root}/a", THREE)
     assert len(pieces(server)) == 11
 
 
+@pytest.mark.usefixtures("small_pieces")
 async def test_a_complete_upload_that_creates_nothing_is_origin_unavailable(writer, server, folder, root):
-    all_of_it = {"Range": f"bytes=0-{9 * MB - 1}"}
+    size = len(THREE)
+    all_of_it = {"Range": f"bytes=0-{size - 1}"}
     server.fail(Fault(kind="upload", nth=2, status=308, body="", headers=all_of_it, times=None))
     with pytest.raises(OriginUnavailable, match="all bytes"):
-        await write(writer, f"{root}/a", BIG[: 9 * MB])
-    assert f"bytes {9 * MB}-{9 * MB - 1}/{9 * MB}" not in pieces(server)
+        await write(writer, f"{root}/a", THREE)
+    assert f"bytes {size}-{size - 1}/{size}" not in pieces(server)
 
 
+@pytest.mark.usefixtures("small_pieces")
 async def test_an_upload_session_that_was_lost_is_restarted_once(writer, server, folder, root):
     server.fail(Fault(kind="upload", nth=3, status=410))
-    await write(writer, f"{root}/a", BIG)
-    assert server.get(f"{folder}/a") == BIG
+    await write(writer, f"{root}/a", THREE)
+    assert server.get(f"{folder}/a") == THREE
     assert len(server.find(f"{folder}/a")) == 1
     begun = [r for r in server.requests if r.query.get("uploadType") == "resumable" and r.method == "POST"]
     assert len(begun) == 2
 
 
+@pytest.mark.usefixtures("small_pieces")
 async def test_a_session_lost_after_it_created_the_file_is_a_success(writer, server, folder, root):
-    server.fail(Fault(kind="upload", nth=3, close_after=0))
-    server.fail(Fault(kind="upload", nth=4, status=404))
-    await write(writer, f"{root}/a", BIG[: 9 * MB], exclusive=True)
+    server.fail(Fault(kind="upload", nth=4, close_after=0))  # the last piece
+    server.fail(Fault(kind="upload", nth=5, status=404))
+    await write(writer, f"{root}/a", THREE, exclusive=True)
     (found,) = server.find(f"{folder}/a")
-    assert found["md5Checksum"] == md5(BIG[: 9 * MB])
+    assert found["md5Checksum"] == md5(THREE)
 
 
 @pytest.mark.parametrize(
@@ -177,20 +174,13 @@ async def test_a_change_succeeds_only_if_drive_returns_the_item(writer, server, 
         await act()
 
 
-async def test_an_empty_answer_to_a_listing_makes_no_second_folder(writer, server, folder, root):
-    server.put(f"{folder}/sub/a", b"1")
-    server.fail(Fault(kind="list", status=200, body="", times=3))
-    await write(writer, f"{root}/sub/b", b"2")
-    assert len(server.find(f"{folder}/sub")) == 1
-    assert server.get(f"{folder}/sub/b") == b"2"
-
-
-@pytest.mark.parametrize("size", [10, 9 * MB])
-async def test_an_upload_that_is_answered_by_another_file_is_sent_again(writer, server, folder, root, size):
-    wrong = {"kind": "drive#file", "id": "x", "name": "a", "mimeType": "x/y", "md5Checksum": md5(BIG[:size])}
-    server.fail(Fault(kind="upload", nth=1 if size == 10 else 3, status=200, body=json.dumps(wrong)))
-    await write(writer, f"{root}/a", BIG[:size])
-    assert server.get(f"{folder}/a") == BIG[:size]
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("data", [THREE[:10], THREE], ids=["one request", "in pieces"])
+async def test_an_upload_that_is_answered_by_another_file_is_sent_again(writer, server, folder, root, data):
+    wrong = {"kind": "drive#file", "id": "x", "name": "a", "mimeType": "x/y", "md5Checksum": md5(data)}
+    server.fail(Fault(kind="upload", nth=4 if data == THREE else 1, status=200, body=json.dumps(wrong)))
+    await write(writer, f"{root}/a", data)
+    assert server.get(f"{folder}/a") == data
 
 
 @pytest.fixture
@@ -235,38 +225,20 @@ async def test_a_new_file_that_another_writer_may_have_changed_is_not_removed(
     assert server.get(f"{folder}/a") == b"sent"
 
 
-async def test_ids_are_requested_once_for_a_hundred_creates(writer, server, folder, root):
-    await asyncio.gather(*(write(writer, f"{root}/{i}", b"") for i in range(100)))
+async def test_ids_are_requested_for_many_creates_at_once(writer, server, folder, root, monkeypatch):
+    monkeypatch.setattr("cachedfs.origins.drive.client._IDS", 5)
+    await asyncio.gather(*(write(writer, f"{root}/{i}", b"") for i in range(5)))
     assert server.count("ids") == 1
     await write(writer, f"{root}/one more", b"")
     assert server.count("ids") == 2
     assert server.requests[-1].method == "POST"
 
 
-async def test_a_file_from_disk_is_never_in_memory_as_a_whole(origin, server, folder, root, tmp_path):
-    (tmp_path / "big").write_bytes(BIG)
-    inner, largest = await origin.filesystem(), 0
-    await inner._mkdir(f"{root}/sub")  # signs in
-    read = UploadContent.piece
-
-    def piece(self, start, stop):
-        nonlocal largest
-        data = read(self, start, stop)
-        largest = max(largest, len(data))
-        return data
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(UploadContent, "piece", piece)
-        await inner._put_file(tmp_path / "big", f"{root}/a")
-    assert largest == PIECE
-    assert server.find(f"{folder}/a")[0]["md5Checksum"] == md5(BIG)
-
-
 # Each request is lost once: before it arrives, or its answer
 LOST = {
     # The action; the expected files, None for absent ones; the number of requests.
     "a new file": (lambda w, at: write(w, f"{at}-new", b"new"), {"new": b"new"}, 5),
-    "a big one": (lambda w, at: write(w, f"{at}-new", BIG[:PIECES]), {"new": BIG[:PIECES]}, 8),
+    "a big one": (lambda w, at: write(w, f"{at}-new", THREE), {"new": THREE}, 8),
     "over one": (lambda w, at: write(w, f"{at}-a", b"new"), {"a": b"new"}, 4),
     "in a new folder": (lambda w, at: write(w, f"{at}-sub/new", b"new"), {"sub/new": b"new"}, 10),
     "a copy over one": (lambda w, at: w.copy(f"{at}-a", f"{at}-b"), {"a": b"a", "b": b"a"}, 8),
@@ -275,11 +247,10 @@ LOST = {
 }
 
 
+@pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("is_done", [False, True])
 @pytest.mark.parametrize("what", LOST)
-async def test_each_request_may_be_lost_once(make, server, folder, root, monkeypatch, what, is_done):
-    monkeypatch.setattr("cachedfs.origins.upload.PIECE", 256 << 10)
-    monkeypatch.setattr(f"{UPLOAD}.Upload.most_at_once", 1000)
+async def test_each_request_may_be_lost_once(make, server, folder, root, what, is_done):
     act, after, n_requests = LOST[what]
     for nth in range(n_requests + 1):  # 0: none is lost
         ids = {name: server.put(f"{folder}/{nth}-{name}", name.encode()) for name in ("a", "b")}
@@ -326,24 +297,6 @@ async def test_many_new_items_wait_for_their_turn_with_one_warning(caplog):
     assert "2 to 3 new files a second" in warning
 
 
-async def test_a_canceled_wait_for_a_slot_delays_no_other():
-    limits, answered, n_created = DriveLimits(QuotaMeter()), asyncio.Event(), 0
-
-    async def one():
-        nonlocal n_created
-        async with limits.creating():
-            await answered.wait()
-            n_created += 1
-
-    waiting = [asyncio.ensure_future(one()) for _ in range(30)]
-    await asyncio.sleep(0)
-    for task in waiting[:20]:
-        task.cancel()
-    answered.set()
-    await asyncio.gather(*waiting, return_exceptions=True)
-    assert n_created == 10
-
-
 async def test_an_overwrite_does_not_wait_for_a_turn(origin, server, folder, root):
     id = server.put(f"{folder}/a", b"old")
     async with contextlib.AsyncExitStack() as lookup_slots:
@@ -354,9 +307,10 @@ async def test_an_overwrite_does_not_wait_for_a_turn(origin, server, folder, roo
 
 
 # Targets of writes
+@pytest.mark.usefixtures("small_pieces")
 async def test_an_overwrite_keeps_the_id_and_creates_one_revision(writer, server, folder, root, origin):
     id = server.put(f"{folder}/a", b"1")
-    for data in (b"2", BIG[: 9 * MB]):
+    for data in (b"2", THREE):
         await write(writer, f"{root}/a", data)
         (found,) = server.find(f"{folder}/a")
         assert (found["id"], found["md5Checksum"]) == (id, md5(data))
@@ -364,13 +318,6 @@ async def test_an_overwrite_keeps_the_id_and_creates_one_revision(writer, server
     request = account.request(account.address("files", id, "revisions"), "", "")
     revisions = await account.call(request, kind="drive#revisionList")
     assert len(revisions["revisions"]) == 3
-
-
-async def test_an_exclusive_create_refuses_an_existing_file(writer, server, folder, root):
-    await write(writer, f"{root}/a", b"1", exclusive=True)
-    with pytest.raises(FileExistsError, match=f"drive://{root}/a"):
-        await write(writer, f"{root}/a", b"2", exclusive=True)
-    assert server.get(f"{folder}/a") == b"1"
 
 
 async def test_of_duplicates_the_newest_is_overwritten(writer, server, folder, root):
@@ -392,8 +339,9 @@ async def test_a_write_through_a_shortcut_goes_to_its_target(writer, server, fol
     with pytest.raises(IsAFolder):
         await write(writer, f"{root}/dir", b"4")
     server.shortcut(f"{folder}/gone", "nothing")
-    with pytest.raises(ObjectNotFound):
-        await write(writer, f"{root}/gone", b"5")
+    for change in (write(writer, f"{root}/gone", b"5"), writer.copy(f"{root}/gone", f"{root}/x")):
+        with pytest.raises(ObjectNotFound):
+            await change
     server.shortcut(f"{folder}/to a document", server.document(f"{folder}/doc", ""))
     with pytest.raises(NotDownloadable):
         await write(writer, f"{root}/to a document", b"6")
@@ -468,20 +416,17 @@ async def test_concurrent_writes_of_one_path_create_one_file(writer, server, fol
 # Folders that were moved or removed
 @pytest.mark.parametrize(
     ("what", "how"),
-    [("write", "trashed"), ("make_folder", "removed"), ("copy", "trashed"), ("move", "removed")],
+    [("write", "trashed"), ("make_folder", "removed")],
 )
 async def test_nothing_is_written_into_a_removed_folder(writer, server, folder, root, how, what):
-    server.put(f"{folder}/source", b"data")
     await write(writer, f"{root}/sub/deep/first", b"")  # caches the parent folders
     gone = server.folder(f"{folder}/sub")
     server.trash(gone) if how == "trashed" else server.remove(gone)
     path = f"{root}/sub/deep/a"
     if what == "write":
         await write(writer, path, b"data")
-    elif what == "make_folder":
-        await writer.make_folder(path, exist_ok=False)
     else:
-        await getattr(writer, what)(f"{root}/source", path)
+        await writer.make_folder(path, exist_ok=False)
     (found,) = server.find(f"{folder}/sub/deep/a")
     assert found["trashed"] is False
     if what != "make_folder":
@@ -490,7 +435,7 @@ async def test_nothing_is_written_into_a_removed_folder(writer, server, folder, 
 
 @pytest.mark.parametrize(
     ("what", "depth"),
-    [("write", 0), ("write", 1), ("make_folder", 0), ("copy", 1), ("move", 0), ("remove", 1)],
+    [("write", 0), ("copy", 1), ("remove", 1)],
 )
 async def test_no_change_follows_a_folder_that_was_renamed(writer, server, folder, root, depth, what):
     server.put(f"{folder}/source", b"data")
@@ -500,16 +445,14 @@ async def test_no_change_follows_a_folder_that_was_renamed(writer, server, folde
     moved = f"{folder}/sub/elsewhere" if depth else f"{folder}/elsewhere/deep"
     if what == "write":
         await write(writer, f"{root}/sub/deep/a", b"data")
-    elif what == "make_folder":
-        await writer.make_folder(f"{root}/sub/deep/a", exist_ok=True)
     elif what == "remove":
         await writer.remove(f"{root}/sub/deep/first")
         assert [item["trashed"] for item in server.find(f"{folder}/sub/deep/first")] == [True]
     else:
-        await getattr(writer, what)(f"{root}/source", f"{root}/sub/deep/a")
+        await writer.copy(f"{root}/source", f"{root}/sub/deep/a")
     assert server.get(f"{moved}/first") == b"old"
     assert server.find(f"{moved}/a") == []
-    if what not in ("remove", "make_folder"):
+    if what != "remove":
         assert server.get(f"{folder}/sub/deep/a") == b"data"
 
 
@@ -652,8 +595,8 @@ async def test_a_copy_replaces_the_visible_item_of_a_name_and_a_move_refuses_to_
     assert [server.item(id)["trashed"] for id in (first, second)] == [False, True]
 
 
-@pytest.mark.parametrize("path", ["My Drive", "Shared with me", "shared:Team"])
-async def test_the_tops_are_not_removed_or_moved(writer, server, path):
+async def test_the_tops_are_not_removed_or_moved(writer, server):
+    path = "shared:Team"
     with pytest.raises(IsAFolder, match=f"drive://{path}"):
         await writer.remove(path, folders=True)
     with pytest.raises(CachedFSError, match=f"drive://{path}: .* needs the name"):
@@ -688,52 +631,23 @@ async def test_an_item_in_the_trash_is_not_changed_by_its_id(make, server, folde
     assert changes(server) == []
 
 
-async def test_a_file_moved_to_the_trash_during_a_write_is_an_error(writer, server, folder, monkeypatch):
-    id = server.put(f"{folder}/a", b"old")
-    uploaded = DriveWriter._upload
-
-    async def trashed(*args):
-        await asyncio.to_thread(server.trash, id)
-        return await uploaded(*args)
-
-    monkeypatch.setattr(DriveWriter, "_upload", trashed)
-    with pytest.raises(ObjectNotFound, match=f"drive://id:{id}: .*in the trash"):
-        await write(writer, f"id:{id}", b"new")
-
-
 # Copying
-async def test_a_copy_is_made_on_the_server(writer, server, folder, root):
-    server.put(f"{folder}/a", b"1")
-    await writer.copy(f"{root}/a", f"{root}/sub/b")
-    assert server.get(f"{folder}/sub/b") == b"1"
-    assert server.count("media") == 0
-    server.put(f"{folder}/old", b"0")
-    await writer.copy(f"{root}/a", f"{root}/old")
-    live = [item for item in server.find(f"{folder}/old") if not item["trashed"]]
-    assert [item["md5Checksum"] for item in live] == [md5(b"1")]
 
 
-async def test_a_copy_onto_itself_changes_nothing(writer, server, folder, root):
-    id = server.put(f"{folder}/a", b"1")
-    await writer.copy(f"{root}/a", f"{root}/a")
-    (found,) = server.find(f"{folder}/a")
-    assert (found["id"], found["trashed"]) == (id, False)
-
-
-async def test_a_copy_onto_a_folder_is_refused(writer, server, folder, root):
+async def test_a_copy_onto_itself_or_a_folder_changes_nothing(writer, server, folder, root):
     server.put(f"{folder}/a", b"1")
     server.folder(f"{folder}/sub")
+    await writer.copy(f"{root}/a", f"{root}/a")
     with pytest.raises(IsAFolder):
         await writer.copy(f"{root}/a", f"{root}/sub")
-    assert server.count("copy") == 0
+    assert changes(server) == []
 
 
-@pytest.mark.parametrize("kind", ["document", "form"])
-async def test_native_documents_are_copied_without_a_generated_id(writer, server, folder, root, kind):
-    server.document(f"{folder}/doc", "text", mime=f"{APPS}{kind}")
+async def test_native_documents_are_copied_without_a_generated_id(writer, server, folder, root):
+    server.document(f"{folder}/doc", "", mime=f"{APPS}form")
     await writer.copy(f"{root}/doc", f"{root}/sub/copy")
     (found,) = server.find(f"{folder}/sub/copy")
-    assert found["mimeType"] == f"{APPS}{kind}"
+    assert found["mimeType"] == f"{APPS}form"
     assert server.count("copy") == 1
 
 
@@ -763,12 +677,14 @@ async def test_a_copy_of_a_document_refused_for_its_rate_is_retried(writer, serv
 
 
 # Moving
-@pytest.mark.parametrize("what", ["copy", "move"])
-async def test_a_copy_or_move_onto_an_id_is_refused(writer, server, folder, root, what):
+async def test_a_copy_or_move_onto_an_id_is_refused(writer, server, folder, root):
     server.put(f"{folder}/a", b"1")
-    for target in (f"id:{server.put(f'{folder}/b', b'2')}", "My Drive"):
+    for change, target in (
+        (writer.copy, f"id:{server.put(f'{folder}/b', b'2')}"),
+        (writer.move, "My Drive"),
+    ):
         with pytest.raises(CachedFSError, match=f"drive://{target}: .*its path"):
-            await getattr(writer, what)(f"{root}/a", target)
+            await change(f"{root}/a", target)
     assert changes(server) == []
 
 
@@ -860,7 +776,7 @@ async def test_make_folder_options(writer, server, folder, root):
     assert server.find(f"{folder}/none") == []
 
 
-async def test_an_id_of_a_file_is_not_accepted_as_a_folder(writer, server, folder, origin):
+async def test_an_id_of_a_file_is_not_accepted_as_a_folder(writer, server, folder):
     id = server.put(f"{folder}/a", b"1")
     for exist_ok in (True, False):
         with pytest.raises(FileExistsError, match=f"drive://id:{id}"):
@@ -868,13 +784,6 @@ async def test_an_id_of_a_file_is_not_accepted_as_a_folder(writer, server, folde
     with pytest.raises(FileExistsError, match=f"drive://id:{id}"):
         await write(writer, f"id:{id}/x", b"2")
     assert changes(server) == []
-    other = server.put(f"{folder}/b", b"2")
-    for method, what, resource, params in (
-        ("POST", None, {"name": "x", "parents": [id]}, {}),
-        ("PATCH", other, {}, {"addParents": id}),
-    ):
-        with pytest.raises(AccessDenied, match="parent is not a folder"):
-            await origin.account.change(method, what, "x", "putting it into a file", resource, params)
 
 
 async def test_a_wide_slash_in_a_path_becomes_a_slash_in_the_title(writer, server, root, origin):

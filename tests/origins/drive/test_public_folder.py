@@ -7,9 +7,7 @@ from collections import Counter
 
 import fsspec
 import pytest
-from typer.testing import CliRunner
 
-from cachedfs.cli.app import app
 from cachedfs.errors import (
     AccessDenied,
     CachedFSError,
@@ -18,7 +16,7 @@ from cachedfs.errors import (
     OriginUnavailable,
 )
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.public import page_of, page_url
+from cachedfs.origins.drive.public import page_of
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
 from tests.origins.contract import read
@@ -26,7 +24,7 @@ from tests.support import forget
 
 DATA = os.urandom(3000)
 ID = "1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbOw9yLeeLPNQ"
-DOCUMENT = "application/vnd.google-apps.document"
+APPS = "application/vnd.google-apps."
 
 
 # The page
@@ -47,47 +45,22 @@ def page(*entries):
     return f'<html><head>{title}</head><body><div class="flip-entries">{text}</div></body></html>'.encode()
 
 
+FILE = "https://drive.google.com/file/d/1File-id_0/view"
+EDITOR = "https://docs.google.com"
+ANY = "application/octet-stream"
+
+
 @pytest.mark.parametrize(
     ("link", "mime", "found"),
     [
-        (
-            "https://drive.google.com/file/d/1File-id_0/view?usp=drive_web",
-            "text/csv",
-            ("1File-id_0", "text/csv", None),
-        ),
-        (
-            "https://drive.google.com/file/d/1File-id_0/view?usp=drive_web&amp;resourcekey=0-a8Xq1ZkP",
-            "text/csv",
-            ("1File-id_0", "text/csv", "0-a8Xq1ZkP"),
-        ),
-        (
-            "https://drive.google.com/file/d/1File-id_0/view",
-            api.SHORTCUT,
-            ("1File-id_0", "application/octet-stream", None),
-        ),
+        (f"{FILE}?usp=drive_web&amp;resourcekey=0-a8Xq1ZkP", "text/csv", ("1File-id_0", "text/csv", "0-a8Xq1ZkP")),
+        (FILE, api.SHORTCUT, ("1File-id_0", ANY, None)),
         ("https://drive.google.com/drive/folders/1Folder_0", "", ("1Folder_0", api.FOLDER, None)),
-        (
-            "https://docs.google.com/document/d/1AbCdEfGh/edit?usp=drive_web",
-            "",
-            ("1AbCdEfGh", DOCUMENT, None),
-        ),
-        (
-            "https://docs.google.com/spreadsheets/d/1AbCdEfGh/edit",
-            "",
-            ("1AbCdEfGh", f"{DOCUMENT[:-8]}spreadsheet", None),
-        ),
-        (
-            "https://docs.google.com/forms/d/e/1FAIpQL/viewform",
-            "",
-            ("1AbCdEfGh", f"{DOCUMENT[:-8]}form", None),
-        ),
-        (
-            "https://colab.research.google.com/drive/1AbCdEfGh",
-            "",
-            ("1AbCdEfGh", "application/octet-stream", None),
-        ),
+        (f"{EDITOR}/spreadsheets/d/1AbCdEfGh/edit", "", ("1AbCdEfGh", f"{APPS}spreadsheet", None)),
+        (f"{EDITOR}/forms/d/e/1FAIpQL/viewform", "", ("1AbCdEfGh", f"{APPS}form", None)),
+        ("https://colab.research.google.com/drive/1AbCdEfGh", "", ("1AbCdEfGh", ANY, None)),
     ],
-)
+)  # fmt: skip
 def test_an_entry_of_a_page_is_an_item(link, mime, found):
     shown = page_of(200, page(entry(link, "Größe &lt;1&gt; &amp; a&#39;b/c", mime)), ID, "drive://x", 7.0)
     assert (shown.title, shown.at) == ("A & B", 7.0)
@@ -101,9 +74,6 @@ def test_an_empty_folder_has_a_page_too():
     assert page_of(200, page(), ID, "drive://x", 7.0).items == []
     link = f'<a href="https://drive.google.com/drive/folders/{ID}">itself</a>'
     assert page_of(200, page(link), ID, "drive://x", 7.0).items == []
-
-
-FILE = "https://drive.google.com/file/d/1File-id_0/view"
 
 
 @pytest.mark.parametrize(
@@ -126,15 +96,10 @@ def test_a_page_of_another_form_is_an_error_that_names_the_api_key(body):
     assert not isinstance(caught.value, FileNotFoundError)
 
 
-@pytest.mark.parametrize("status", [302, 403, 404, 500])
+@pytest.mark.parametrize("status", [302, 404])
 def test_no_page_is_no_absence(status):
     with pytest.raises(AccessDenied, match=r"no public page of this folder.*Anyone with the link.*api_key"):
         page_of(status, b"", ID, "drive://x", 7.0)
-
-
-def test_the_pages_are_at_google_or_at_the_simulated_drive():
-    assert page_url(api.GOOGLE) == "https://drive.google.com/embeddedfolderview"
-    assert page_url("http://127.0.0.1:1") == "http://127.0.0.1:1/embeddedfolderview"
 
 
 # Reading
@@ -220,23 +185,6 @@ def test_files_of_a_public_folder_are_read_and_cached(cached, server, tree, tmp_
     assert asked(server) == {}
 
 
-def test_the_command_line_copies_a_link_to_a_public_folder(
-    server, folder, tree, own_cache, nobody, tmp_path, monkeypatch
-):
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    link, options = (
-        f"https://drive.google.com/drive/folders/{tree}?usp=sharing",
-        ["-o", f"endpoint_url={server.endpoint_url}"],
-    )
-    done = CliRunner().invoke(app, ["get", link, *options])
-    assert done.exit_code == 0, done.output
-    copies = {
-        str(path.relative_to(tmp_path / "here")) for path in tmp_path.rglob("here/**/*") if path.is_file()
-    }
-    assert copies == {f"{folder}/{name}" for name in ("a", "b", "sub/c")}
-
-
 def test_a_prefetch_of_a_public_folder_fetches_each_file(cached, server, tree):
     fs = cached()
     fs.prefetch([f"id:{tree}"]).wait()
@@ -267,7 +215,7 @@ def test_a_page_is_as_new_as_the_folder(cached, clock, server, folder, tree):
 
 def test_a_name_that_the_page_lacks_is_never_absent(cached, clock, server, tree, monkeypatch):
     at_once = functools.partial(RetryPolicy, base_s=0.0, media_s=3600.0, metadata_s=3600.0)
-    monkeypatch.setattr("cachedfs.origins.drive.client.RetryPolicy", at_once)
+    monkeypatch.setattr("cachedfs.origins.drive.connection.RetryPolicy", at_once)
     server.page_limit(2)  # sub and a
     fs = cached()
     assert fs.ls(f"id:{tree}", detail=False) == [f"id:{tree}/a", f"id:{tree}/sub"]
@@ -288,7 +236,7 @@ def test_a_name_that_the_page_lacks_is_never_absent(cached, clock, server, tree,
     assert key.cat_file(f"id:{tree}/b") == b"b" * 1000
 
 
-@pytest.mark.parametrize("status", [302, 403, 404])
+@pytest.mark.parametrize("status", [302, 404])
 def test_a_folder_or_file_that_cannot_be_seen_any_more_is_no_absence(cached, clock, server, tree, status):
     fs = cached()
     assert fs.cat_file(f"id:{tree}/a") == b"a" * 1000
@@ -304,23 +252,19 @@ def test_a_folder_or_file_that_cannot_be_seen_any_more_is_no_absence(cached, clo
         fs.cat_file(f"id:{tree}/b")
 
 
-@pytest.mark.parametrize("zarr_format", [2, 3])
-def test_a_zarr_array_raises_for_a_chunk_that_the_page_lacks(cached, server, folder, zarr_format):
+def test_a_zarr_array_raises_for_a_chunk_that_the_page_lacks(cached, server, folder):
     zarr = pytest.importorskip("zarr")
     np = pytest.importorskip("numpy")
     store = zarr.storage.MemoryStore()
-    array = zarr.create_array(
-        store, shape=(2,), chunks=(2,), dtype="i4", zarr_format=zarr_format, fill_value=0
-    )
+    array = zarr.create_array(store, shape=(2,), chunks=(2,), dtype="i4", fill_value=0)
     array[:] = np.arange(1, 3)
     for name, data in store._store_dict.items():
         server.put(f"{folder}/{name}", data.to_bytes())
     server.publish(id := server.folder(folder))
     fs = cached(asynchronous=True)
-    opened = zarr.open_array(zarr.storage.FsspecStore(fs, path=f"id:{id}"), mode="r", zarr_format=zarr_format)
+    opened = zarr.open_array(zarr.storage.FsspecStore(fs, path=f"id:{id}"), mode="r", zarr_format=3)
     assert opened[:].tolist() == [1, 2]
-    chunk = {2: "0", 3: "c/0"}[zarr_format]
-    server.remove(server.find(f"{folder}/{chunk}")[0]["id"])
+    server.remove(server.find(f"{folder}/c/0")[0]["id"])
     fs.invalidate_cache()
     with pytest.raises(AccessDenied, match="api_key"):
         opened[:]

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.origins.drive import quota
 from cachedfs.origins.drive.quota import CREATES, REQUESTS, RETRY_HIGHER_S, SentRequests
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
 from cachedfs.sim.quota import Budget, Minute
@@ -54,7 +53,7 @@ class Process:
     def __init__(self, n, *, in_flight=16, begins_at=START, ladder=REQUESTS, kind="download", seed=0):
         self.left, self.in_flight, self.begins_at, self.kind = n, in_flight, begins_at, kind
         self.limit, self.rng = SentRequests(ladder), random.Random(seed)
-        self.queue = deque()
+        self.queue, self.is_waiting = deque(), False
         self.good, self.refused = [], []  # times
         self.most_failed = self.n_errors = 0
 
@@ -85,10 +84,15 @@ def run(service, *processes, until_s=1e6):
         process.begin(now)
         send(process, now)
 
+    def wake(process, now):
+        process.is_waiting = False
+        send(process, now)
+
     def send(process, now):
-        while process.queue:
+        while process.queue and not process.is_waiting:
             if wait_s := process.limit.wait_s(process.kind, now):
-                at(now + min(wait_s, 1.0), send, process)
+                process.is_waiting = True
+                at(now + min(wait_s, 1.0), wake, process)
                 return
             sent, latency_s = process.limit.send(process.kind, now), rng.lognormvariate(-1.6, 0.5)
             at(now + latency_s / 2, arrive, process, process.queue.popleft(), sent, latency_s / 2)
@@ -121,9 +125,9 @@ def exact_s(n, a_minute, in_flight=16):
     return 60 * minutes + (rest + 1) * 0.23 / in_flight
 
 
-@pytest.mark.parametrize("in_flight", [16, 64])
-@pytest.mark.parametrize("others", [0, 0.5, 0.7])
-@pytest.mark.parametrize("is_fixed", [False, True])
+@pytest.mark.parametrize(
+    ("is_fixed", "others", "in_flight"), [(False, 0, 16), (False, 0.7, 64), (True, 0.5, 64)]
+)
 def test_three_thousand_files_take_as_long_as_the_quota_makes_them(is_fixed, others, in_flight):
     """`others`: the share of another program."""
     a_minute = int(A_MINUTE * (1 - others))
@@ -134,9 +138,9 @@ def test_three_thousand_files_take_as_long_as_the_quota_makes_them(is_fixed, oth
 
 
 def test_a_minute_of_an_old_project_is_used_up_and_never_exceeded():
-    one = run(Service(12_000), Process(30_000, in_flight=64))
+    one = run(Service(12_000), Process(14_000, in_flight=64))
     assert not one.refused
-    assert one.good[-1] - START <= 1.1 * exact_s(30_000, 12_000, 64)
+    assert one.good[-1] - START <= 1.1 * exact_s(14_000, 12_000, 64)
 
 
 def test_the_quota_of_a_new_project_is_found_at_its_first_full_minute_and_never_exceeded_again():
@@ -155,9 +159,8 @@ def test_a_learned_limit_is_used_for_an_hour():
     assert (limit.rung, limit.share) == (0, 1.0)  # the refusals may have been a mistake
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_occasional_refusals_do_not_lower_the_rate(seed):
-    one = run(Service(12_000, noise=0.014, seed=seed), Process(1000))
+def test_occasional_refusals_do_not_lower_the_rate():
+    one = run(Service(12_000, noise=0.014), Process(1000))
     assert one.refused
     assert (one.limit.rung, one.limit.share) == (0, 1.0)
 
@@ -201,22 +204,6 @@ def test_items_are_created_as_fast_as_the_service_allows(real, at_least):
     assert one.good[10] >= START + 2  # never a burst
 
 
-def test_creations_below_the_lowest_known_limit_become_slower_and_go_on():
-    one = run(Bucket(0.25), Process(100, in_flight=4, ladder=CREATES, kind="create"))
-    assert one.n_errors == 0
-    assert one.good[-1] - START <= 2 * 100 / 0.25
-
-
-def test_speculative_requests_leave_a_quarter_of_the_minute():
-    limit, n = SentRequests(REQUESTS[1:]), 0
-    while limit.wait_s("download", START, part=quota._SPECULATIVE) == 0:
-        limit.send("download", START)
-        n += 1
-    assert n == A_MINUTE * 3 // 4
-    assert limit.wait_s("list", START) == 0
-    assert limit.wait_s("download", START + 30, part=quota._SPECULATIVE) == pytest.approx(31)
-
-
 ladders = st.sampled_from([(REQUESTS, "download"), (REQUESTS, "get"), (CREATES, "create")])
 lives = st.lists(st.tuples(st.floats(0, 3), st.booleans()), max_size=60)
 
@@ -235,8 +222,7 @@ def test_after_any_answers_a_request_is_sent_after_its_wait(life, ladder):
     assert limit.wait_s(kind, now) == 0
 
 
-@pytest.mark.parametrize("is_fixed", [False, True])
-@pytest.mark.parametrize("n_processes", [2, 4, 8])
+@pytest.mark.parametrize(("n_processes", "is_fixed"), [(2, True), (8, False)])
 def test_processes_that_share_a_quota_all_finish_without_errors(n_processes, is_fixed):
     """Each of them backs off; no request is refused as often as a read is tried."""
     processes = [Process(1000, in_flight=8, seed=i) for i in range(n_processes)]
@@ -247,7 +233,7 @@ def test_processes_that_share_a_quota_all_finish_without_errors(n_processes, is_
     assert min(took_s) >= max(took_s) / 3
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_single_request_outlasts_a_minute_that_another_program_used_up(seed):
     service = Service(A_MINUTE)
     run(service, Process(A_MINUTE, in_flight=1000))
