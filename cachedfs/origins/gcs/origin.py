@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
-from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import AnyVersion, ObjectInfo, Range, Suffix
 from cachedfs.errors import AccessDenied, IsAFolder, NoSuchBucket, ObjectNotFound
 from cachedfs.origins.base import Reply, opened, range_header
@@ -57,9 +56,6 @@ class GCSOrigin(FsspecOrigin):
         return await asyncio.to_thread(make_gcsfs, self._options, self._loop)
 
     async def _connect(self) -> GCSConnection:
-        with importing():
-            from cachedfs.origins.http import HTTPClient, timeouts_of
-
         inner = await self._inner.get()
         session = await _new_session(inner)
         can_wait = 0 < getattr(session.connector, "limit", 0) < 2 * self._slots.max_requests
@@ -68,19 +64,10 @@ class GCSOrigin(FsspecOrigin):
         own_timeout = inner.requests_timeout
         if own_timeout is None and "timeout" in inner.session_kwargs:
             own_timeout = getattr(session, "timeout", None)
-
-        def client_of(slots: RequestSlots) -> HTTPClient:
-            return HTTPClient(
-                session,
-                auth,
-                api.failure,
-                slots=slots,
-                on_request=lambda: self.on_request(),  # it may be replaced later
-                policy=self._policy,
-                timeouts=timeouts_of(self._policy, own_timeout=own_timeout, can_wait_for_pool=can_wait),
-            )
-
-        return GCSConnection(inner, session, client_of(self._slots), client_of(self._upload_slots))
+        timeouts = {"own_timeout": own_timeout, "can_wait_for_pool": can_wait}
+        client = self._client(session, api.failure, auth=auth, **timeouts)
+        uploads = self._client(session, api.failure, auth=auth, slots=self._upload_slots, **timeouts)
+        return GCSConnection(inner, session, client, uploads)
 
     async def connection(self) -> GCSConnection:
         """Return the connection, created at the first call."""
