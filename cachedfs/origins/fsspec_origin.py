@@ -24,7 +24,7 @@ from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged
 from cachedfs.origins.base import Reply, SimpleOrigin, clipped, describe, opened, range_header, subject_of
 from cachedfs.origins.evidence import evidence_of, fingerprint, is_same_evidence
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, invoke, make_filesystem
-from cachedfs.origins.origin_errors import mapped
+from cachedfs.origins.origin_errors import mapped, replaced
 from cachedfs.origins.request_slots import OpenRequest, RequestSlots, is_speculative
 from cachedfs.origins.retry import RetryPolicy
 
@@ -308,7 +308,4 @@ class _Read:
         return self.origin.url(self.path)
 
     def _changed(self, how: str) -> ObjectChanged:
-        doing = describe(self.want)
-        return ObjectChanged(
-            f"{self.url}: the object changed while it was read ({doing}: {how}); open it again"
-        )
+        return replaced(self.url, describe(self.want), how)
