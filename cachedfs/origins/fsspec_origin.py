@@ -14,18 +14,22 @@ import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cachedfs.common.logging import public_text, public_url
+from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.common.urls import SLASH_NAMES, stored_path, without_slash
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged
 from cachedfs.origins.base import Reply, SimpleOrigin, clipped, describe, opened, range_header, subject_of
 from cachedfs.origins.evidence import evidence_of, fingerprint, is_same_evidence
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, invoke, make_filesystem
-from cachedfs.origins.origin_errors import mapped
+from cachedfs.origins.origin_errors import mapped, replaced
 from cachedfs.origins.request_slots import OpenRequest, RequestSlots, is_speculative
 from cachedfs.origins.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from cachedfs.origins.http import Auth, HTTPClient
 
 _PIECE = 32 << 20  # most bytes of one inner read, kept in memory; the reader's requests are 8 MiB
 
@@ -124,6 +128,31 @@ class FsspecOrigin(SimpleOrigin):
     async def _connect(self) -> Any:
         """Return an object whose `session` is closed with the origin, where reads are requests of our own."""
         raise NotImplementedError
+
+    def _client(
+        self,
+        session: Any,
+        judge: Callable[..., Exception],
+        *,
+        auth: Auth | None = None,  # without, the session and the options prove the account
+        slots: RequestSlots | None = None,
+        options: Mapping[str, Any] = {},
+        **timeouts: Any,
+    ) -> HTTPClient:
+        """Return what sends our own requests over a session."""
+        with importing():
+            from cachedfs.origins.http import HTTPClient, timeouts_of
+
+        return HTTPClient(
+            session,
+            auth,
+            judge,
+            slots=slots or self._slots,
+            on_request=lambda: self.on_request(),  # it may be replaced later
+            policy=self._policy,
+            timeouts=timeouts_of(self._policy, **timeouts),
+            options=options,
+        )
 
     async def aclose(self) -> None:
         """Close our session and those of the inner filesystem; the next call creates new ones."""
@@ -279,7 +308,4 @@ class _Read:
         return self.origin.url(self.path)
 
     def _changed(self, how: str) -> ObjectChanged:
-        doing = describe(self.want)
-        return ObjectChanged(
-            f"{self.url}: the object changed while it was read ({doing}: {how}); open it again"
-        )
+        return replaced(self.url, describe(self.want), how)

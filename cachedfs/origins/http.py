@@ -197,8 +197,9 @@ class HTTPClient:
             response.wait_s = time.monotonic() - response.began
             response.status, response.headers = answer.status, answer.headers
             response.is_good = answer.status in request.good
-            is_plain = response.is_good and self._limits is None and not answer.history
-            return response if is_plain else await self._checked(request, response, auth, sent, n_renewed)
+            if response.is_good and self._limits is None and not answer.history:
+                return response
+            return await self._checked(request, response, auth, sent, n_renewed)
         except BaseException as error:  # a cancellation too
             response.close(error)
             raise

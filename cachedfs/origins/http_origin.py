@@ -6,11 +6,10 @@ asked, because its size may be another. fsspec's HTTPFileSystem gives the option
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.origins.base import Reply, describe, opened
 from cachedfs.origins.fsspec_origin import FsspecOrigin
@@ -19,10 +18,7 @@ from cachedfs.origins.http_read import HTTPConnection, HTTPRead, VersionEvidence
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.origin_errors import mapped
 
-if TYPE_CHECKING:
-    from cachedfs.origins.http import HTTPClient
-
-_MOST_REDIRECTS = 10  # as in aiohttp
+MOST_REDIRECTS = 10  # as in aiohttp
 
 
 class HTTPOrigin(FsspecOrigin):
@@ -52,33 +48,11 @@ class HTTPOrigin(FsspecOrigin):
         client = self._client(
             session,
             failure,
+            options={"max_redirects": MOST_REDIRECTS, **credentials, **options, "cookies": cookies or None},
             own_timeout=getattr(session, "timeout", None) if "timeout" in inner.client_kwargs else None,
             can_wait_for_pool=0 < limit < self._slots.max_requests,
-            options={**credentials, **options, "cookies": cookies or None},
         )
         return HTTPConnection(inner, session, client, self.url, self._evidence)
-
-    def _client(
-        self,
-        session: Any,
-        judge: Callable[..., Exception],
-        *,
-        options: Mapping[str, Any] = {},
-        **timeouts: Any,
-    ) -> HTTPClient:
-        with importing():
-            from cachedfs.origins.http import HTTPClient, timeouts_of
-
-        return HTTPClient(
-            session,
-            None,  # the session and the options prove the account
-            judge,
-            slots=self._slots,
-            on_request=lambda: self.on_request(),  # it may be replaced later
-            policy=self._policy,
-            timeouts=timeouts_of(self._policy, **timeouts),
-            options={"max_redirects": _MOST_REDIRECTS, **options},
-        )
 
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
         """Return the object that `path` is now, by a read of its first byte; there are no folders."""

@@ -30,7 +30,7 @@ from cachedfs.origins.base import Reply
 from cachedfs.origins.evidence import fingerprint
 from cachedfs.origins.fsspec_origin import FsspecOrigin, jsonable
 from cachedfs.origins.http_answers import HTTPAnswer, answer_of
-from cachedfs.origins.http_origin import HTTPOrigin
+from cachedfs.origins.http_origin import MOST_REDIRECTS, HTTPOrigin
 from cachedfs.origins.http_read import HTTPConnection
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.inner_filesystem import AsyncOnce
@@ -138,7 +138,8 @@ class HubOrigin(HTTPOrigin):
 
         inner = await self.filesystem()
         session = aiohttp.ClientSession(connector=new_connector(), trust_env=True)
-        return HubConnection(inner, session, self._client(session, failure), self.url, self._evidence)
+        client = self._client(session, failure, options={"max_redirects": MOST_REDIRECTS})
+        return HubConnection(inner, session, client, self.url, self._evidence)
 
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
         """Return the file or folder that `path` is now: one request for a file, two for a folder or an absence."""

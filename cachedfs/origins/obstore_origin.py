@@ -18,7 +18,7 @@ from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectChanged, ObjectNotFound, OriginUnavailable
 from cachedfs.origins.base import Reply, SimpleOrigin, clipped, describe, range_header
 from cachedfs.origins.evidence import fingerprint, is_same_evidence
-from cachedfs.origins.origin_errors import mapped
+from cachedfs.origins.origin_errors import mapped, replaced
 from cachedfs.origins.request_slots import OpenRequest, RequestSlots, is_speculative
 
 _PIECE = 256 << 10  # least bytes that obstore hands over at a time
@@ -291,9 +291,7 @@ class ObstoreOrigin(SimpleOrigin):
             raise self._changed(info.path, want, f"it was {pinned.fingerprint}, and is {info.fingerprint}")
 
     def _changed(self, path: str, want: Range | Suffix | None, how: str) -> ObjectChanged:
-        return ObjectChanged(
-            f"{self.url(path)}: the object changed while it was read ({describe(want)}: {how}); open it again"
-        )
+        return replaced(self.url(path), describe(want), how)
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False

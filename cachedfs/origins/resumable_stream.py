@@ -13,7 +13,7 @@ from cachedfs.common.checksums import HASHERS, StatedChecksum, stated_of
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import ChecksumMismatch, ObjectChanged
 from cachedfs.origins.base import clipped, describe, number
-from cachedfs.origins.origin_errors import raise_mapped
+from cachedfs.origins.origin_errors import raise_mapped, replaced
 from cachedfs.origins.request_slots import OpenRequest
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
 
@@ -168,9 +168,7 @@ class ResumableRead(ABC):
 
     def _changed(self, how: str) -> ObjectChanged:
         """Return the error for an answer of another version."""
-        return ObjectChanged(
-            f"{self.url}: the object was replaced while it was read ({self.doing}: {how}); open it again"
-        )
+        return replaced(self.url, self.doing, how)
 
     async def _retry(self, failed: RetryableError, began: float) -> None:
         """End a failed attempt, and wait before the next one."""

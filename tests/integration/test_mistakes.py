@@ -55,10 +55,10 @@ def test_reading_a_missing_object_is_file_not_found(cloud, fs):
         forget()
 
 
-@pytest.mark.parametrize("ask", ["info", "ls", "created", "modified", "ukey", "size"])
-def test_metadata_of_a_missing_object_is_file_not_found(cloud, fs, ask):
-    error = failure(lambda: getattr(fs, ask)(cloud.path("nothing")), FileNotFoundError)
-    assert cloud.url("nothing") in str(error)
+def test_metadata_of_a_missing_object_is_file_not_found(cloud, fs):
+    for ask in ("info", "ls", "created", "modified", "ukey", "size"):
+        error = failure(lambda ask=ask: getattr(fs, ask)(cloud.path("nothing")), FileNotFoundError)
+        assert cloud.url("nothing") in str(error), ask
 
 
 def test_a_missing_bucket_is_file_not_found(cloud, fs):
@@ -148,19 +148,6 @@ def test_a_forbidden_bucket_is_a_permission_error(cloud, fs):
 
 async def levels_of(fs, path):
     return [level async for level in fs._walk(path)]
-
-
-@pytest.mark.parametrize("status", [401, 403])
-def test_a_drive_without_access_is_an_error_and_not_empty(drive, status):
-    fs, path = fsspec.filesystem("cdrive"), drive.path("a")
-    drive.server.fail(Fault(status=status, times=None))
-    for act in (
-        *(lambda ask=ask: ask(path) for ask in (fs.exists, fs.isfile, fs.isdir, fs.ls, fs.find, fs.du)),
-        lambda: fs.glob(f"{path}/*"),
-        lambda: list(fs.walk(path)),
-        lambda: asyncio.run(levels_of(fs, path)),
-    ):
-        failure(act, AccessDenied)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 412, 500])

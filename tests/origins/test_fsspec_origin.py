@@ -262,11 +262,6 @@ async def test_the_filesystem_is_created_at_the_first_call(monkeypatch):
     await origin.aclose()
 
 
-async def test_an_unknown_protocol_is_a_value_error_that_names_it():
-    with pytest.raises(ValueError, match=r"no installed package knows the protocol nosuch://"):
-        await make_origin("nosuch").lookup("x")
-
-
 @pytest.mark.parametrize(
     ("protocol", "package", "advice"),
     [("abfs", "adlfs", "adlfs"), ("s3", "s3fs", r"pip install .cachedfs\[s3\]")],

@@ -7,25 +7,34 @@ bytes, version and size in one answer, can be resumed, and is counted.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import functools
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import replace
 from typing import Any, BinaryIO
+from urllib.parse import quote
 
-from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import AnyVersion, ObjectInfo, Range, Suffix
 from cachedfs.errors import AccessDenied, IsAFolder, NoSuchBucket, ObjectNotFound
-from cachedfs.origins.base import Reply, opened
+from cachedfs.origins.base import Reply, opened, range_header
 from cachedfs.origins.fsspec_origin import FsspecOrigin, jsonable
 from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.auth import make_gcsfs, tokens_of
 from cachedfs.origins.gcs.connection import GCSConnection
-from cachedfs.origins.gcs.read import GCSMediaRead
 from cachedfs.origins.gcs.upload import ObjectUpload
+from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.request_slots import RequestSlots
+from cachedfs.origins.resumable_stream import ResumableRead, reaches
+from cachedfs.origins.retry import RetryableError
 from cachedfs.origins.tokens import finding_credentials
 from cachedfs.origins.upload import UploadContent
+
+# Objects up to this size are held until their checksum is verified: 17 ms at 60 MB/s, and one block.
+WHOLE = 1 << 20
+_AS_STORED = {"Accept-Encoding": "gzip"}  # the service then sends every object as it is stored, in ranges too
 
 
 class GCSOrigin(FsspecOrigin):
@@ -47,9 +56,6 @@ class GCSOrigin(FsspecOrigin):
         return await asyncio.to_thread(make_gcsfs, self._options, self._loop)
 
     async def _connect(self) -> GCSConnection:
-        with importing():
-            from cachedfs.origins.http import HTTPClient, timeouts_of
-
         inner = await self._inner.get()
         session = await _new_session(inner)
         can_wait = 0 < getattr(session.connector, "limit", 0) < 2 * self._slots.max_requests
@@ -58,19 +64,10 @@ class GCSOrigin(FsspecOrigin):
         own_timeout = inner.requests_timeout
         if own_timeout is None and "timeout" in inner.session_kwargs:
             own_timeout = getattr(session, "timeout", None)
-
-        def client_of(slots: RequestSlots) -> HTTPClient:
-            return HTTPClient(
-                session,
-                auth,
-                api.failure,
-                slots=slots,
-                on_request=lambda: self.on_request(),  # it may be replaced later
-                policy=self._policy,
-                timeouts=timeouts_of(self._policy, own_timeout=own_timeout, can_wait_for_pool=can_wait),
-            )
-
-        return GCSConnection(inner, session, client_of(self._slots), client_of(self._upload_slots))
+        timeouts = {"own_timeout": own_timeout, "can_wait_for_pool": can_wait}
+        client = self._client(session, api.failure, auth=auth, **timeouts)
+        uploads = self._client(session, api.failure, auth=auth, slots=self._upload_slots, **timeouts)
+        return GCSConnection(inner, session, client, uploads)
 
     async def connection(self) -> GCSConnection:
         """Return the connection, created at the first call."""
@@ -135,19 +132,7 @@ class GCSOrigin(FsspecOrigin):
             path = api.object_path(path)
         if "/" not in path:
             raise IsAFolder(f"gs://{path}: this is a bucket; list it, or read an object in it")
-        connected, connect = self._connection, self.connection
-        return opened(
-            GCSMediaRead(
-                f"gs://{path}",
-                path,
-                want,
-                pinned,
-                self._policy,
-                origin=self,
-                connected=connected,
-                connect=connect,
-            )
-        )
+        return opened(GCSMediaRead(f"gs://{path}", path, want, pinned, self._policy, origin=self))
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
@@ -207,3 +192,95 @@ async def _new_session(inner: Any) -> Any:
     # do not limit, would take all connections, and waiting for one would look like a broken network.
     inner._session = None
     return session
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class GCSMediaRead(ResumableRead):
+    """A read of one generation."""
+
+    origin: GCSOrigin
+
+    async def _open(self) -> None:
+        """Send one request; take the version, the range and the checksum from the headers of its response."""
+        want, pinned, pin = self.want, self.pinned, self.pinned.fingerprint if self.pinned else None
+        if isinstance(want, Range) and want.start == want.stop:  # HTTP cannot express an empty range
+            self._take_nothing(await self._current())
+            return
+        to = self.origin._connection.value or await self.origin.connection()
+        (bucket, key), generation = self.path.split("/", 1), None
+        if to.is_version_aware:
+            bucket, key, generation = to.split(self.path)
+        folder, slash, name = key.rpartition("/")
+        key = f"{_quoted(folder + slash)}{quote(name, safe='')}"
+        url = f"{to.media_address}{_quoted(bucket)}/o/{key}?{to.media_params}"
+        url = url if generation is None else f"{url}&generation={quote(generation)}"
+        url = url if pin is None else f"{url}&ifGenerationMatch={quote(pin)}"
+        span = f"bytes={want.start}-{want.stop - 1}" if isinstance(want, Range) else range_header(want)
+        headers = {**_AS_STORED, "Range": span} if span else _AS_STORED
+        is_pinned = pin is not None
+        request = HTTPRequest(url, self.url, want=want, headers=headers, as_stored=True, is_pinned=is_pinned)
+        self._response = response = await to.client.send(request)
+        if response.status == 416:
+            await self._open_nothing()
+            return
+        head = api.head_of(self.path, response, want, pinned.details if pin and pinned else {})
+        info, start, stop, self._offset, self._body_stop = head
+        if pin is None and info.fingerprint is None:
+            await self._open_unversioned()
+            return
+        if pin and pinned and (info.fingerprint, info.size) != (pin, pinned.size):
+            info = self._of_pinned(info, pinned)
+        if not info.size and self.path.endswith("/"):  # as `api.children` has it
+            raise self._is_folder()
+        if not self._is_open:
+            self._begin(info, start, stop, most_held=WHOLE)
+
+    async def _open_nothing(self) -> None:
+        """After a 416, read nothing if the object ends before the range."""
+        self._response.close()  # a lookup needs the slot
+        pinned = self.pinned
+        info = pinned if pinned and pinned.fingerprint and pinned.size is not None else await self._current()
+        if reaches(self.want, info.size or 0):  # the object grew meanwhile
+            raise RetryableError("no byte of the object is in the range")
+        self._take_nothing(info)
+
+    async def _open_unversioned(self) -> None:
+        """Look up the generation, then read that one: a proxy removed it from the headers."""
+        self._response.close()
+        self.pinned = await self._current()
+        await self._open()
+
+    async def _explain(self, failed: RetryableError) -> None:
+        """Look the object up if the 404 may be from another server: the JSON API decides whether it is missing."""
+        if failed.is_absence:
+            await self._current()
+
+    async def _current(self) -> ObjectInfo:
+        """Return the object from a lookup; raise ObjectChanged if it is not the pinned version."""
+        try:
+            info = await self.origin.lookup(self.path)
+        except ObjectNotFound as error:
+            if self.pinned is None:
+                raise
+            raise self._changed("it is gone") from error
+        if self.pinned and info.fingerprint != self.pinned.fingerprint:
+            raise self._changed(f"it is generation {info.fingerprint} now, not {self.pinned.fingerprint}")
+        if info.kind == "directory":
+            raise self._is_folder()
+        return info
+
+    def _of_pinned(self, info: ObjectInfo, pinned: ObjectInfo) -> ObjectInfo:
+        """Return the headers' metadata as that of the pinned version, which some do not name; raise for another one."""
+        if info.fingerprint not in (None, pinned.fingerprint):
+            raise self._changed(f"generation {info.fingerprint} was received instead of {pinned.fingerprint}")
+        if info.size != pinned.size is not None:
+            raise RetryableError(f"the answer is of an object of {info.size} bytes, not {pinned.size}")
+        return replace(info, fingerprint=pinned.fingerprint)
+
+    def _is_folder(self) -> IsAFolder:
+        return IsAFolder(f"{self.url}: this is a folder; list it, or read an object in it")
+
+
+@functools.lru_cache(1024)  # the objects in a folder have the same start
+def _quoted(text: str) -> str:
+    return quote(text, safe="")
