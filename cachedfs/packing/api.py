@@ -24,7 +24,8 @@ from cachedfs.packing.layout import StorePlan, metadata_of, plan_of
 from cachedfs.packing.pack_types import OFFSETS
 from cachedfs.packing.runner import PROGRESS, PackProgress, PackRun
 from cachedfs.packing.sources.detect import HEAD, KINDS, kind_of, source_of
-from cachedfs.packing.sources.sample_source import SampleSource, SourceFiles
+from cachedfs.packing.sources.sample_source import SampleSource
+from cachedfs.packing.sources.source_files import SourceFiles
 from cachedfs.packing.store import BESIDE, ZARR, StoredObject, ZarrTarget, protocols_of
 from cachedfs.packing.task import PackTask
 

@@ -22,7 +22,7 @@ from cachedfs.packing.sources.arrow_types import (
     is_text,
     stored_type,
 )
-from cachedfs.packing.sources.source_tools import checked_fields, joined
+from cachedfs.packing.sources.sample_source import checked_fields, joined
 
 __all__ = ["arrow_type", "as_json", "batch_of", "cast", "chosen", "fields_of", "for_each", "unified"]
 

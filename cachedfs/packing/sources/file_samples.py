@@ -13,12 +13,12 @@ from cachedfs.packing.sources.sample_source import (
     MAX_SAMPLE,
     NAMES,
     PIECE,
-    BadFile,
     Counts,
     SampleSource,
-    SourceFiles,
+    joined,
+    spread,
 )
-from cachedfs.packing.sources.source_tools import joined, spread
+from cachedfs.packing.sources.source_files import BadFile, SourceFiles
 
 __all__ = ["FileSource", "ImageSource"]
 

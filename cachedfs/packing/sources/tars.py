@@ -11,8 +11,17 @@ import numpy as np
 
 from cachedfs.packing.pack_types import Field, SampleBatch
 from cachedfs.packing.sources.file_samples import NAME_FIELD
-from cachedfs.packing.sources.sample_source import NAMES, PIECE, BadFile, SampleSource, SourceFiles
-from cachedfs.packing.sources.source_tools import checked_fields, joined, looked_at, names_of, spread
+from cachedfs.packing.sources.sample_source import (
+    NAMES,
+    PIECE,
+    SampleSource,
+    checked_fields,
+    joined,
+    looked_at,
+    names_of,
+    spread,
+)
+from cachedfs.packing.sources.source_files import BadFile, SourceFiles
 
 __all__ = ["TarSource"]
 
