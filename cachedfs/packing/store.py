@@ -18,8 +18,6 @@ from cachedfs.filesystem import CachedFileSystem
 from cachedfs.packing.pack_types import BESIDE
 from cachedfs.packing.sources.source_files import version_of
 
-__all__ = ["BESIDE", "ZARR", "StoredObject", "ZarrTarget", "protocols_of"]
-
 ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")  # metadata files by which readers find a Zarr store
 AT_ONCE = 8  # metadata files that are written at the same time
 STEP = 8 << 20  # bytes that are read back, or checksummed, at a time

@@ -24,8 +24,6 @@ from cachedfs.packing.sources.arrow_types import (
 )
 from cachedfs.packing.sources.sample_source import checked_fields, joined
 
-__all__ = ["arrow_type", "as_json", "batch_of", "cast", "chosen", "fields_of", "for_each", "unified"]
-
 UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 TYPE = re.compile(r"(ragged )?([a-z]+[0-9]*)(?:\[([0-9, ]+)\])?")
 T = TypeVar("T")

@@ -21,8 +21,6 @@ from cachedfs.packing.sources.source_files import SourceFiles
 from cachedfs.packing.sources.tables import TableSource, stated_names
 from cachedfs.packing.sources.text_lines import PART, opened, parts_of
 
-__all__ = ["CSVSource"]
-
 DELIMITERS = ",;\t|"
 OPTIONS = ("comment", "delimiter", "encoding", "skipinitialspace")
 ROWS = 4096  # records that Python reads in one step, if an option needs it

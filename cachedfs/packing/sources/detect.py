@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from cachedfs.packing.sources.sample_source import SampleSource
     from cachedfs.packing.sources.source_files import SourceFiles
 
-__all__ = ["DECODE", "KINDS", "kind_of", "source_of"]
 
 # Kind -> module, class, and the optional library that it needs besides zarr.
 _SOURCES = {

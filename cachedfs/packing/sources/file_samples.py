@@ -20,8 +20,6 @@ from cachedfs.packing.sources.sample_source import (
 )
 from cachedfs.packing.sources.source_files import BadFile, SourceFiles
 
-__all__ = ["FileSource", "ImageSource"]
-
 SAMPLED = 32  # files that `look` reads
 IMAGES = 64  # image files that `look` decodes, to see if all have one shape
 SAMPLED_SIZE = 256 << 10  # bytes of each file that are compressed to choose a codec

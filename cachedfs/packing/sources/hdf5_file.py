@@ -37,8 +37,6 @@ from cachedfs.packing.sources.sample_source import (
 )
 from cachedfs.packing.sources.source_files import BadFile, SourceFiles
 
-__all__ = ["HDF5Source"]
-
 SAMPLED_SIZE = 4 << 20  # bytes of each dataset that `look` reads
 ROWS = 1024  # most variable-length rows in one read: their size is unknown before it
 READ_SIZE = 1 << 20  # bytes of such a read, estimated from the rows before it

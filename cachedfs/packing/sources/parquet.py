@@ -15,8 +15,6 @@ from cachedfs.packing.sources.sample_source import looked_at, spread
 from cachedfs.packing.sources.source_files import BadFile
 from cachedfs.packing.sources.tables import TableSource, stated_names
 
-__all__ = ["FeatherSource", "ParquetSource"]
-
 SAMPLED = 16  # files whose schema `look` reads
 SAMPLED_ROWS = 4  # files of which it reads rows
 SAMPLED_SIZE = 1 << 20  # bytes of such a file

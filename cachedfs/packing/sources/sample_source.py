@@ -12,9 +12,6 @@ import numpy as np
 from cachedfs.packing.pack_types import BESIDE, OFFSETS, Array, Field, SampleBatch, empty_batch
 from cachedfs.packing.sources.source_files import BadFile, SourceFiles
 
-__all__ = ["MAX_SAMPLE", "NAMES", "PIECE", "Counts", "RecordSource", "SampleSource"]
-__all__ += ["checked_fields", "is_array_name", "joined", "looked_at", "names_of", "spread"]
-
 PIECE = 16 << 20  # bytes of a source that are read and decoded at a time
 PER_PART = 4096  # most files that are read as one part
 # Largest sample in bytes, if it must fit in memory. Samples that are copied as bytes may have any size.

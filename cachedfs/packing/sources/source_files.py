@@ -15,8 +15,6 @@ from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, infos_at,
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.packing.pack_types import Array
 
-__all__ = ["BadFile", "SourceFiles", "version_of"]
-
 # Listing keys, in order of preference, whose value changes with the content of a file.
 VERSIONS = ["generation", "md5Checksum", "ETag", "etag", "mtime", "LastModified", "last_modified", "modified"]
 VERSIONS += ["created"]

@@ -16,8 +16,6 @@ from cachedfs.packing.sources.arrow_types import decoded
 from cachedfs.packing.sources.sample_source import RecordSource
 from cachedfs.packing.sources.source_files import SourceFiles
 
-__all__ = ["TableSource", "stated_names"]
-
 MISSING = "__HIVE_DEFAULT_PARTITION__"  # the value of a hive folder for a missing value
 
 

@@ -23,8 +23,6 @@ from cachedfs.packing.sources.sample_source import (
 )
 from cachedfs.packing.sources.source_files import BadFile, SourceFiles
 
-__all__ = ["TarSource"]
-
 SAMPLED = 8  # tar files that `look` reads
 SAMPLED_SIZE = 2 << 20  # bytes of each of them that it reads
 MEMBER_SIZE = 256 << 10  # bytes of each member that it reads

@@ -13,8 +13,6 @@ from cachedfs.packing.sources.arrow_columns import chosen
 from cachedfs.packing.sources.sample_source import MAX_SAMPLE, RecordSource, joined, spread
 from cachedfs.packing.sources.source_files import SourceFiles
 
-__all__ = ["LineSource", "TextLines", "opened", "parts_of"]
-
 SAMPLED = 16  # files that `look` reads, and parts of the source if it has fewer files
 PART = 512 << 10  # bytes of such a part
 PIECE = 8 << 20  # bytes of lines that are parsed at a time
