@@ -9,8 +9,6 @@ from typing import Any
 
 from cachedfs.config import parse_size
 
-__all__ = ["at_least", "current_ranks", "raise_if_ranks_differ", "ranks_of", "size"]
-
 
 def at_least(least: int, **given: Any) -> int:
     """Return the single keyword argument. Raises ValueError if it is less than `least` or not an integer."""

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.datasets.thread_choice import MadeBatch, ThreadChoice
 
-__all__ = ["BatchQueue", "PreparedBatch"]
-
 UNKNOWN = 2  # batches made at the same time while their size is unknown
 RECENT = 32  # recent batches; the largest of them is the estimate for the next
 END_S = 5.0  # longest wait of `close` for the batches being made

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["BatchMover", "mapped", "size_of"]
-
 
 def leaves(batch: Any) -> Iterator[Any]:
     """Yield the values in a batch that are no containers."""

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from cachedfs.common.executor import DaemonThreadPool, n_cores
 from cachedfs.datasets.zarr_layout import ArrayLayout, ChunkPositions
 
-__all__ = ["ChunkCache", "ChunkSlice", "in_threads", "parts_between", "parts_of"]
-
 Array = npt.NDArray[Any]
 Rows = slice | list[int]
 OWN_SIZE = 256  # bytes that a cached chunk takes in addition to its values

@@ -20,8 +20,6 @@ from zarr.storage import MemoryStore
 
 from cachedfs.common.checksums import crc32c_of
 
-__all__ = ["NUMBERS", "ChunkDecoder", "without_crc32c"]
-
 # As zarr does: Blosc's own threads block other threads, and our threads already decode chunks in parallel.
 numcodecs.blosc.use_threads = False
 

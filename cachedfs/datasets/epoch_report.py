@@ -18,8 +18,6 @@ from cachedfs.common.types import LinkStats, Stats
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.report.analysis import RunFigures, analyse
 
-__all__ = ["BatchTiming", "EpochReport", "EpochTimings", "FetchCounts", "FetchMeter", "report_of"]
-
 KEPT = 1000  # recent batches whose timings are kept individually
 N_BARS = 60  # of the chart of the waits
 

@@ -17,8 +17,6 @@ from cachedfs.datasets.samples import Item, Samples, T, reading
 from cachedfs.datasets.skipped_files import SkippedFiles
 from cachedfs.errors import ChecksumMismatch, OriginUnavailable
 
-__all__ = ["FileDataset"]
-
 logger = logging.getLogger("cachedfs.datasets")
 
 

@@ -16,8 +16,6 @@ from fsspec.core import has_magic
 
 from cachedfs.errors import ObjectNotFound
 
-__all__ = ["CompactStrings", "URLs", "as_urls", "files_of", "infos_at", "infos_of", "natural_key", "paths_of"]
-
 logger = logging.getLogger("cachedfs.datasets")
 
 SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini"})  # of Windows; those of other systems begin with a dot

@@ -25,8 +25,6 @@ from cachedfs.datasets.samples import Item, Samples, once_each, reading
 from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem.file import CachedFile
 
-__all__ = ["HDF5Dataset"]
-
 PIECE = 16 << 10  # bytes of contiguous data read together: several small rows, or one large row
 # HDF5's cache of decoded chunks for each dataset, as large as the pool of a ZarrDataset. With the default of 1 MiB, a
 # window shuffle decompresses its chunks again for every batch, at seven times the CPU time. There are many slots,

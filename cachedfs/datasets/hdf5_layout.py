@@ -11,18 +11,6 @@ import numpy as np
 from cachedfs.common.optional_imports import preload
 from cachedfs.filesystem import CachedFileSystem
 
-__all__ = [
-    "common_length",
-    "dataset_at",
-    "dimensions_of",
-    "fetch_headers",
-    "is_scale",
-    "is_variable",
-    "members_of",
-    "native",
-    "unreadable",
-]
-
 HEADER = 1024  # bytes of an object's header, with its first attributes
 SOFT = 64  # soft links followed for one name; links may form a cycle, and HDF5 itself follows 16
 PLUGINS = ("hdf5plugin", "bitshuffle.h5")  # modules that register filters with HDF5 when they are imported

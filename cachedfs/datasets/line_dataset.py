@@ -21,8 +21,6 @@ from cachedfs.datasets.text_streams import LineSpan, buffered, is_compressed, li
 from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem import CachedFileSystem
 
-__all__ = ["LineDataset"]
-
 
 class LineDataset(IterableDataset[Any]):
     """One sample per line of one or more text files, in order.

@@ -33,8 +33,6 @@ from cachedfs.datasets.sampler import (
 from cachedfs.datasets.samples import Collate, SampleReader, T, reading_s
 from cachedfs.datasets.thread_choice import MadeBatch, ThreadChoice
 
-__all__ = ["Loader"]
-
 SHUFFLES: dict[Any, Shuffle | None] = {
     False: None,
     None: None,

@@ -16,18 +16,6 @@ import numpy.typing as npt
 from cachedfs.datasets.arguments import at_least
 from cachedfs.datasets.sampler import EpochOrders, EpochPosition, Order
 
-__all__ = [
-    "NodeOrders",
-    "Ranks",
-    "StoredObjects",
-    "cuts",
-    "name_keys",
-    "nodes_of",
-    "ranks_on_nodes",
-    "run_keys",
-    "run_size",
-]
-
 logger = logging.getLogger("cachedfs.datasets")
 
 Keys = npt.NDArray[np.uint64]

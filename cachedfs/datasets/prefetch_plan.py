@@ -16,8 +16,6 @@ from cachedfs.datasets.nodes import NodeOrders
 from cachedfs.datasets.sampler import EpochOrders, EpochPosition, Order, RankDivision
 from cachedfs.datasets.samples import Item, SampleReader
 
-__all__ = ["DatasetPrefetch", "ranks_here"]
-
 logger = logging.getLogger("cachedfs.datasets")
 CHECK_EVERY_S = 1.0  # seconds between two checks whether the plan must be started again
 AHEAD = 2  # epochs that a plan may fetch: the current one, and the next

@@ -16,8 +16,6 @@ from cachedfs.datasets.samples import naming
 from cachedfs.datasets.zarr_layout import RAGGED, beside, layout_of
 from cachedfs.datasets.zarr_reader import ChunkReader
 
-__all__ = ["RaggedArray"]
-
 Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
 

@@ -9,8 +9,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EpochOrders", "EpochPosition", "RankDivision", "Shuffle", "place_in", "state_at"]
-
 Shuffle = Literal["full", "window", "node"]
 Order = npt.NDArray[np.int64]
 

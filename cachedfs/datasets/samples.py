@@ -28,7 +28,6 @@ else:
 
     T = TypeVar("T")
 
-__all__ = ["Collate", "Item", "SampleReader", "Samples", "naming", "once_each", "reading", "reading_s"]
 
 Item = str | tuple[str, int, int]  # a path, or (path, start, stop) in bytes
 

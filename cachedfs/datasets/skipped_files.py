@@ -15,8 +15,6 @@ from torch.utils.data import get_worker_info
 
 from cachedfs.errors import without_frames
 
-__all__ = ["SkippedFiles"]
-
 
 class SkippedFiles:
     """Errors of left-out files by path.

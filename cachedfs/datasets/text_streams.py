@@ -15,8 +15,6 @@ from importlib import import_module
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-__all__ = ["END", "LineSpan", "buffered", "is_compressed", "lines_in", "spans_of"]
-
 _INPUT = 128 << 10  # compressed bytes read at a time
 _READ = 256 << 10  # bytes of text read at a time
 

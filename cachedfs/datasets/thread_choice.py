@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from statistics import median
 from typing import NamedTuple
 
-__all__ = ["MadeBatch", "ThreadChoice"]
-
 FIRST, REST = 8, 512  # batches before the first trial of a loop, and after it
 TRIED = 8  # batches of a trial
 COUNTED = 4  # the last of them: while the first are made, those before the trial are not done yet

@@ -19,8 +19,6 @@ from cachedfs.datasets.samples import Item, Samples, once_each
 from cachedfs.datasets.zarr_layout import RAGGED, arrays_at, beside, dtype_of, layout_of, with_samples
 from cachedfs.datasets.zarr_reader import ChunkReader, items_of, own_rows
 
-__all__ = ["ZarrDataset"]
-
 logger = logging.getLogger("cachedfs.datasets")
 
 # Decoded bytes of a shard that one fetch is assumed to read: the default block size. It ignores the configured block

@@ -20,9 +20,6 @@ from zarr.storage import FsspecStore
 
 from cachedfs.datasets.codecs import NUMBERS, ChunkDecoder, without_crc32c
 
-__all__ = ["ABSENT", "RAGGED", "ArrayLayout", "ChunkPositions", "Place", "ShardIndexFormat", "arrays_at"]
-__all__ += ["beside", "dtype_of", "layout_of", "with_samples"]
-
 # The attribute of an array of elements: {"offsets": name, "means": "utf-8", "shapes": name}. The last two are optional.
 # The names are those of arrays in the same group.
 RAGGED = "cachedfs_ragged"

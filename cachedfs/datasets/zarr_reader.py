@@ -23,8 +23,6 @@ from cachedfs.datasets.zarr_layout import ABSENT, ArrayLayout
 from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem import CachedFileSystem
 
-__all__ = ["ChunkReader", "items_of", "own_rows"]
-
 AT_ONCE = 128 << 20  # decoded bytes of chunks that are fetched together before decoding begins
 INLINE = 1 << 20  # up to so many decoded bytes, other threads do not pay off
 INDEXES = 64 << 20  # bytes of shard indexes kept: those of four million chunks

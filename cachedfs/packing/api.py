@@ -21,14 +21,13 @@ from cachedfs.datasets import arguments
 from cachedfs.datasets.file_list import URLs
 from cachedfs.packing.executors import TaskPool, dask_client
 from cachedfs.packing.layout import StorePlan, metadata_of, plan_of
-from cachedfs.packing.pack_types import OFFSETS
+from cachedfs.packing.pack_types import BESIDE, OFFSETS
 from cachedfs.packing.runner import PROGRESS, PackProgress, PackRun
 from cachedfs.packing.sources.detect import HEAD, KINDS, kind_of, source_of
-from cachedfs.packing.sources.sample_source import SampleSource, SourceFiles
-from cachedfs.packing.store import BESIDE, ZARR, StoredObject, ZarrTarget, protocols_of
+from cachedfs.packing.sources.sample_source import SampleSource
+from cachedfs.packing.sources.source_files import SourceFiles
+from cachedfs.packing.store import ZARR, StoredObject, ZarrTarget, protocols_of
 from cachedfs.packing.task import PackTask
-
-__all__ = ["Packed", "Packing", "pack", "part_size"]
 
 ATTRIBUTE = "cachedfs_pack"  # name of the group attribute that describes the source
 FORMAT = 1

@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 from cachedfs.common.executor import DaemonThreadPool, n_cores
 from cachedfs.packing.task import PackTask
 
-__all__ = ["TaskPool", "dask_client"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -14,17 +14,6 @@ from cachedfs.datasets.zarr_layout import RAGGED
 from cachedfs.packing.pack_types import OFFSETS, Array, Field, SampleBatch
 from cachedfs.packing.shard_encoder import CODECS, ArrayEncoding, measured, shuffle_of
 
-__all__ = [
-    "StorePlan",
-    "choose_codec",
-    "grid_of",
-    "metadata_of",
-    "plan_of",
-    "shard_size",
-    "shares",
-    "small_of",
-]
-
 KiB, MiB = 1 << 10, 1 << 20
 CHUNK = 256 * KiB  # decoding takes 0.1 ms, the delay of one random sample
 MOST_CHUNK = 1 * MiB  # the cache fetches blocks of this size

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BESIDE", "OFFSETS", "Array", "Field", "SampleBatch", "empty_batch"]
-
 Array = npt.NDArray[Any]
 BESIDE = ".cachedfs-pack"  # folder of the store with the working files of a pack, removed at its end
 OFFSETS = "_offsets"  # suffix of the array with the start of each sample of a ragged field

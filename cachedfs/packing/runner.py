@@ -19,12 +19,10 @@ from typing import Any
 import numpy as np
 
 from cachedfs.packing.executors import TaskPool
-from cachedfs.packing.pack_types import OFFSETS, Array, SampleBatch
+from cachedfs.packing.pack_types import BESIDE, OFFSETS, Array, SampleBatch
 from cachedfs.packing.sources.sample_source import Counts
-from cachedfs.packing.store import BESIDE, StoredObject
+from cachedfs.packing.store import StoredObject
 from cachedfs.packing.task import ArrayWriter, PackTask, check_lengths
-
-__all__ = ["PackRun", "PackProgress"]
 
 SAVED_S = 10.0  # seconds between two times that the progress is stored
 PROGRESS = f"{BESIDE}/progress.npz"

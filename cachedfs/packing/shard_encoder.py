@@ -16,8 +16,6 @@ import numpy as np
 from cachedfs.common.checksums import crc32c_of
 from cachedfs.packing.pack_types import Array, Field
 
-__all__ = ["CODECS", "ArrayEncoding", "measured", "shuffle_of"]
-
 # Blosc's global threads block all other callers, and shards are encoded in parallel.
 numcodecs.blosc.use_threads = False
 

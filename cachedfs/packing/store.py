@@ -16,9 +16,7 @@ from cachedfs.common import urls as url_names
 from cachedfs.common.checksums import RunningChecksum, stated_of
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.packing.pack_types import BESIDE
-from cachedfs.packing.sources.sample_source import version_of
-
-__all__ = ["BESIDE", "ZARR", "StoredObject", "ZarrTarget", "protocols_of"]
+from cachedfs.packing.sources.source_files import version_of
 
 ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")  # metadata files by which readers find a Zarr store
 AT_ONCE = 8  # metadata files that are written at the same time

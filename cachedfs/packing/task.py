@@ -12,8 +12,6 @@ from cachedfs.packing.shard_encoder import ArrayEncoding
 from cachedfs.packing.sources.sample_source import Counts, SampleSource
 from cachedfs.packing.store import StoredObject, ZarrTarget
 
-__all__ = ["ArrayWriter", "PackTask", "check_lengths"]
-
 Emit = Callable[[str, int, Array], object]
 
 

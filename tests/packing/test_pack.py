@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cachedfs.datasets import pack
-from cachedfs.packing import store, task
+from cachedfs.packing import pack_types, store, task
 from cachedfs.packing.sources import hdf5_file, parquet, text_lines
 from tests.packing import packs
 from tests.support import KiB, noise
@@ -352,7 +352,7 @@ def test_a_target_whose_name_is_a_pattern_is_taken_literally(service, request):
     for name in ("run1.zarr", "run[1].zarr"):
         pack(place.url("src"), place.url(name))
     kept = contents(place, "run1.zarr")
-    assert [name for name in contents(place, "run[1].zarr") if store.BESIDE in name] == []
+    assert [name for name in contents(place, "run[1].zarr") if pack_types.BESIDE in name] == []
     pack(place.url("src"), place.url("run[1].zarr"), codec="none", overwrite=True)
     assert contents(place, "run1.zarr") == kept
     assert {name.partition("/")[2] for name in kept} == {

@@ -18,9 +18,10 @@ import zarr
 
 from cachedfs.datasets import pack
 from cachedfs.packing.executors import TaskPool
+from cachedfs.packing.pack_types import BESIDE
 from cachedfs.packing.runner import PROGRESS, PackProgress, PackRun
 from cachedfs.packing.sources import sample_source
-from cachedfs.packing.store import BESIDE, ZarrTarget
+from cachedfs.packing.store import ZarrTarget
 from tests.fork_server import ForkServer
 from tests.packing import packs
 from tests.support import KiB, forget, noise, until

@@ -22,9 +22,7 @@ from cachedfs.packing.sources.arrow_types import (
     is_text,
     stored_type,
 )
-from cachedfs.packing.sources.source_tools import checked_fields, joined
-
-__all__ = ["arrow_type", "as_json", "batch_of", "cast", "chosen", "fields_of", "for_each", "unified"]
+from cachedfs.packing.sources.sample_source import checked_fields, joined
 
 UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 TYPE = re.compile(r"(ragged )?([a-z]+[0-9]*)(?:\[([0-9, ]+)\])?")

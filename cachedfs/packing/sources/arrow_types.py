@@ -7,18 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = [
-    "decoded",
-    "empty_table",
-    "holds_bytes",
-    "is_bytes",
-    "is_list",
-    "is_number",
-    "is_text",
-    "stored_type",
-]
-__all__ += ["structs_of", "unfolded"]
-
 
 def structs_of(schema: pa.Schema) -> frozenset[str]:
     """Return the names of the structs that hold bytes, nested ones included, such as `image`.

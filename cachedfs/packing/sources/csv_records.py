@@ -17,11 +17,9 @@ import pyarrow.csv
 from cachedfs.packing.pack_types import SampleBatch
 from cachedfs.packing.sources.arrow_columns import arrow_type, for_each
 from cachedfs.packing.sources.arrow_types import empty_table
-from cachedfs.packing.sources.sample_source import SourceFiles
+from cachedfs.packing.sources.source_files import SourceFiles
 from cachedfs.packing.sources.tables import TableSource, stated_names
 from cachedfs.packing.sources.text_lines import PART, opened, parts_of
-
-__all__ = ["CSVSource"]
 
 DELIMITERS = ",;\t|"
 OPTIONS = ("comment", "delimiter", "encoding", "skipinitialspace")

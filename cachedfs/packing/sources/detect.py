@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from cachedfs.packing.sources.sample_source import SampleSource, SourceFiles
+from cachedfs.datasets.text_streams import is_compressed
 
-__all__ = ["DECODE", "KINDS", "kind_of", "source_of"]
+if TYPE_CHECKING:
+    from cachedfs.packing.sources.sample_source import SampleSource
+    from cachedfs.packing.sources.source_files import SourceFiles
+
 
 # Kind -> module, class, and the optional library that it needs besides zarr.
 _SOURCES = {
@@ -29,7 +31,6 @@ ENDINGS = {
     "jsonl": "jsonl", "ndjson": "jsonl", "txt": "lines", "csv": "csv", "tsv": "csv", "parquet": "parquet", "pq": "parquet", "feather": "feather", "arrow": "feather",
     "h5": "hdf5", "hdf5": "hdf5", "he5": "hdf5", "nc": "hdf5", "nc4": "hdf5", "tar": "tar",
 }  # fmt: skip
-PACKED = ("gz", "bz2", "xz", "zst")
 # Position and first bytes of what marks a file.
 MAGIC = {
     "parquet": (0, b"PAR1"),
@@ -90,4 +91,4 @@ def source_of(
 def _ending(path: str) -> str:
     stem, _, ending = path.rpartition("/")[2].lower().rpartition(".")
     # `x.csv.gz` has the ending `csv`.
-    return stem.rpartition(".")[2] if ending in PACKED else ending
+    return stem.rpartition(".")[2] if is_compressed(path) else ending

@@ -13,14 +13,12 @@ from cachedfs.packing.sources.sample_source import (
     MAX_SAMPLE,
     NAMES,
     PIECE,
-    BadFile,
     Counts,
     SampleSource,
-    SourceFiles,
+    joined,
+    spread,
 )
-from cachedfs.packing.sources.source_tools import joined, spread
-
-__all__ = ["FileSource", "ImageSource"]
+from cachedfs.packing.sources.source_files import BadFile, SourceFiles
 
 SAMPLED = 32  # files that `look` reads
 IMAGES = 64  # image files that `look` decodes, to see if all have one shape

@@ -13,8 +13,6 @@ import numpy as np
 from cachedfs.datasets.hdf5_layout import is_scale
 from cachedfs.packing.pack_types import Field
 
-__all__ = ["attributes_of", "check_same"]
-
 FILL = "_FillValue"
 SCALES = ("add_offset", "scale_factor")
 # Attributes that decide what a stored value means (CF conventions).

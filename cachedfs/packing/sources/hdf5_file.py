@@ -25,10 +25,17 @@ from cachedfs.datasets.hdf5_layout import (
 from cachedfs.datasets.zarr_layout import with_samples
 from cachedfs.packing.pack_types import Array, Field, SampleBatch
 from cachedfs.packing.sources.hdf5_attributes import attributes_of, check_same
-from cachedfs.packing.sources.sample_source import MAX_SAMPLE, PIECE, BadFile, SampleSource, SourceFiles
-from cachedfs.packing.sources.source_tools import checked_fields, is_array_name, joined, looked_at, names_of
-
-__all__ = ["HDF5Source"]
+from cachedfs.packing.sources.sample_source import (
+    MAX_SAMPLE,
+    PIECE,
+    SampleSource,
+    checked_fields,
+    is_array_name,
+    joined,
+    looked_at,
+    names_of,
+)
+from cachedfs.packing.sources.source_files import BadFile, SourceFiles
 
 SAMPLED_SIZE = 4 << 20  # bytes of each dataset that `look` reads
 ROWS = 1024  # most variable-length rows in one read: their size is unknown before it

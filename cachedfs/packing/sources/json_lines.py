@@ -16,8 +16,6 @@ from cachedfs.packing.sources.arrow_types import empty_table
 from cachedfs.packing.sources.tables import TableSource, stated_names
 from cachedfs.packing.sources.text_lines import TextLines
 
-__all__ = ["JSONSource"]
-
 JSON = pa.struct([])  # the type of a column whose values are packed as JSON
 BLOCK = 1 << 20  # bytes that a thread of Arrow parses in one step, if no line is longer
 ADVICE = "columns={...} can give a name another type, such as float64 or json"

@@ -11,11 +11,9 @@ import pyarrow.parquet as pq
 
 from cachedfs.packing.pack_types import SampleBatch
 from cachedfs.packing.sources.arrow_types import empty_table, structs_of, unfolded
-from cachedfs.packing.sources.sample_source import BadFile
-from cachedfs.packing.sources.source_tools import looked_at, spread
+from cachedfs.packing.sources.sample_source import looked_at, spread
+from cachedfs.packing.sources.source_files import BadFile
 from cachedfs.packing.sources.tables import TableSource, stated_names
-
-__all__ = ["FeatherSource", "ParquetSource"]
 
 SAMPLED = 16  # files whose schema `look` reads
 SAMPLED_ROWS = 4  # files of which it reads rows
@@ -77,12 +75,11 @@ class ParquetSource(TableSource):
 
     def _sampled(self, number: int) -> pa.Table:
         found, size = list[pa.Table](), 0
-        with self.files.noted(number):
-            for table in self.chunks(number):
-                found.append(table)
-                size += table.nbytes
-                if size > SAMPLED_SIZE or len(found) >= SAMPLED_BATCHES:
-                    break
+        for table in self.chunks(number):
+            found.append(table)
+            size += table.nbytes
+            if size > SAMPLED_SIZE or len(found) >= SAMPLED_BATCHES:
+                break
         return pa.concat_tables(found)
 
     def chunks(self, number: int) -> Iterator[pa.Table]:

@@ -1,41 +1,24 @@
-"""The base class of sources, and the listing of their files."""
+"""Base classes of sources, and what several of them use: names of fields, files to look at, texts as arrays."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from cachedfs.common.urls import filesystem_at
-from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, infos_at, infos_of, paths_of
-from cachedfs.filesystem import CachedFileSystem
-from cachedfs.packing.pack_types import Array, Field, SampleBatch, empty_batch
-
-__all__ = ["MAX_SAMPLE", "NAMES", "PIECE", "BadFile", "Counts", "SampleSource", "SourceFiles", "version_of"]
+from cachedfs.packing.pack_types import BESIDE, OFFSETS, Array, Field, SampleBatch, empty_batch
+from cachedfs.packing.sources.source_files import BadFile, SourceFiles
 
 PIECE = 16 << 20  # bytes of a source that are read and decoded at a time
 PER_PART = 4096  # most files that are read as one part
 # Largest sample in bytes, if it must fit in memory. Samples that are copied as bytes may have any size.
 MAX_SAMPLE = 128 << 20
 NAMES = "names"  # field with the name of each sample in the source
-# Listing keys, in order of preference, whose value changes with the content of a file.
-VERSIONS = ["generation", "md5Checksum", "ETag", "etag", "mtime", "LastModified", "last_modified", "modified"]
-VERSIONS += ["created"]
 
-
-class BadFile(ValueError):
-    """A file that cannot be read or decoded. A pack may leave it out."""
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(name, reason)
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"{self.args[0]}: {self.reason}"
+Looked = TypeVar("Looked")
 
 
 class Counts(NamedTuple):
@@ -43,160 +26,6 @@ class Counts(NamedTuple):
 
     lengths: dict[str, int]
     batches: list[SampleBatch]
-
-
-class SourceFiles:
-    """The files of a source, listed once, and `digest`, which is equal for two listings of unchanged files.
-
-    If a pack goes on after files were removed, it keeps the list of the earlier run, because the numbers of the files
-    are in its counts. `removed` has the numbers of those files. `listed` is the digest of the files that exist.
-    """
-
-    def __init__(self, urls: URLs, options: Mapping[str, Any] | None = None) -> None:
-        """List the files.
-
-        Raises ObjectNotFound if there is none, and ValueError for a file without bytes, such as a Google document.
-        """
-        given: Any = urls
-        self._urls = given if isinstance(given, str) or hasattr(given, "__fspath__") else list(given)
-        self._options = dict(options or {})
-        self.url, url_list = as_urls(self._urls)
-        self.fs, path = filesystem_at(self.url, self._options)
-        self.root = "" if url_list is not None else str(path)  # the folder, file or pattern that was given
-        if url_list is None:
-            found = infos_of(self.fs, self.url, path)
-            paths, infos = list(found), list(found.values())
-        else:  # a list may name a file twice
-            paths = paths_of(self.fs, url_list)
-            infos = infos_at(self.fs, paths)
-        unknown = [at for at, info in enumerate(infos) if info.get("size") is None]
-        for at, info in zip(unknown, infos_at(self.fs, [paths[at] for at in unknown]), strict=True):
-            infos[at] = info  # not every listing has sizes
-            if info.get("size") is None:
-                name = paths[at]
-                raise ValueError(
-                    f"{self.fs.unstrip_protocol(name)} has no bytes to pack, as a document of Google's own: leave it "
-                    "out, or name a type to export it as"
-                )
-        self.removed: frozenset[int] = frozenset()
-        sizes = np.fromiter((info["size"] for info in infos), np.int64, len(infos))
-        self._set(paths, sizes, np.array([_key(*each) for each in zip(paths, infos, strict=True)], "u8"))
-        self.listed = self.digest
-
-    def _set(self, paths: list[str], sizes: Array, keys: Array) -> None:
-        self.paths, self.sizes, self._keys = CompactStrings(paths), sizes, keys
-        first, last = min(paths), max(paths)
-        n = next((i for i in range(len(first)) if first[i] != last[i : i + 1]), len(first))
-        self._head = first[: first.rfind("/", 0, n) + 1]  # the common folder of all files
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    @property
-    def size(self) -> int:
-        return int(self.sizes.sum() - self.sizes[[*self.removed]].sum())
-
-    @property
-    def digest(self) -> str:
-        return hashlib.blake2b(self._keys.tobytes(), digest_size=16).hexdigest()
-
-    @property
-    def numbers(self) -> list[int]:
-        """The numbers of the files that exist."""
-        return [number for number in range(len(self)) if number not in self.removed]
-
-    def as_bytes(self) -> bytes:
-        """Return the list of files as a NumPy npz file."""
-        buffer = io.BytesIO()
-        paths = np.frombuffer("\0".join(self.paths).encode("utf-8", "surrogatepass"), "u1")
-        np.savez_compressed(buffer, paths=paths, sizes=self.sizes, keys=self._keys)
-        return buffer.getvalue()
-
-    def adopt(self, data: bytes) -> None:
-        """Take over the list of an earlier run (`as_bytes`), if files were only removed since."""
-        try:
-            with np.load(io.BytesIO(data), allow_pickle=False) as stored:
-                paths = stored["paths"].tobytes().decode("utf-8", "surrogatepass").split("\0")
-                sizes, keys = stored["sizes"], stored["keys"]
-        except Exception:  # zip, zlib and NumPy raise different errors for damaged bytes
-            return
-        n, removed = 0, []
-        for number, key in enumerate(keys.tolist()):
-            if n < len(self) and self._keys[n] == key:
-                n += 1
-            else:
-                removed.append(number)
-        if n == len(self) and removed:
-            self.removed = frozenset(removed)
-            self._set(paths, sizes, keys)
-
-    def name(self, number: int) -> str:
-        """Return the path of a file relative to the common folder of all files."""
-        return self.paths[number].removeprefix(self._head)
-
-    def shown(self, number: int) -> str:
-        return str(self.fs.unstrip_protocol(self.paths[number]))
-
-    @contextlib.contextmanager
-    def open(self, number: int) -> Iterator[Any]:
-        """Return a context manager for an open file."""
-        with self.noted(number), self.fs.open(self.paths[number], "rb") as file:
-            yield file
-
-    @contextlib.contextmanager
-    def noted(self, number: int) -> Iterator[None]:
-        """Return a context manager that adds the name of a file to errors as a note."""
-        try:
-            yield
-        except Exception as error:  # each library raises its own errors for damaged data
-            error.add_note(f"in {self.shown(number)}")
-            raise
-
-    def again(self) -> SourceFiles:
-        """List the files again. An offline filesystem keeps its metadata, since it cannot list anew."""
-        is_offline = isinstance(self.fs, CachedFileSystem) and self.fs.config.offline
-        if hasattr(self.fs, "invalidate_cache") and not is_offline:
-            self.fs.invalidate_cache()
-        return SourceFiles(self._urls, self._options)
-
-    def items(self, numbers: Iterable[int]) -> Iterator[tuple[str, int, int]]:
-        """Yield what `fs.prefetch` needs to fetch some files."""
-        for number in numbers:
-            if self.sizes[number] and number not in self.removed:
-                yield self.paths[number], 0, int(self.sizes[number])
-
-    def head(self, number: int, n: int) -> bytes:
-        """Return the first `n` bytes of a file."""
-        size = int(self.sizes[number])
-        return bytes(self.fs.cat_file(self.paths[number], start=0, end=min(n, size))) if size else b""
-
-    def ranges(
-        self, wanted: Iterable[tuple[int, int, int]], bad: dict[int, str] | None = None
-    ) -> list[bytes]:
-        """Read byte ranges `(file number, start, stop)` with one `cat_ranges` call.
-
-        If `bad` is given, it gets the reason for each file that may not be read. Its bytes are then empty. Raises the
-        filesystem's error with a note that names the file, and ValueError for a file shorter than listed.
-        """
-        wanted = list(wanted)
-        if not wanted:
-            return []
-        numbers, starts, stops = map(list, zip(*wanted, strict=True))
-        found = self.fs.cat_ranges([self.paths[i] for i in numbers], starts, stops, on_error="return")
-        for i, (number, start, stop) in enumerate(wanted):
-            data = found[i]
-            if isinstance(data, PermissionError) and bad is not None:
-                bad[number] = f"cannot be read: {data}"
-                found[i] = b""
-            elif isinstance(data, BaseException):
-                data.add_note(f"while packing {self.shown(number)}")
-                raise data
-            elif len(data) != stop - start:
-                raise ValueError(
-                    f"{self.shown(number)}: {len(data):,} bytes at {start:,}, where its listing has {stop - start:,}: "
-                    "it was replaced meanwhile; pack again, with overwrite"
-                )
-        return list(found)
 
 
 class SampleSource:
@@ -256,12 +85,121 @@ class SampleSource:
         raise NotImplementedError
 
 
-def version_of(info: Mapping[str, Any]) -> str:
-    """Return the version of a file in a listing, which changes with its content; "" without one."""
-    return next((str(info[key]) for key in VERSIONS if info.get(key) is not None), "")
+class RecordSource(SampleSource):
+    """Base class of sources with one sample for each record: a row of an Arrow table, or a line of bytes."""
+
+    record = "row"
+
+    def chunks(self, number: int) -> Iterator[Any]:
+        """Yield the records of a file in order: tables, or blocks of lines."""
+        raise NotImplementedError
+
+    def batch(self, records: Any, number: int) -> SampleBatch:
+        """Return records as samples. Raises ValueError if one does not fit the fields."""
+        raise NotImplementedError
+
+    def n_of(self, records: Any) -> int:
+        return len(records)
+
+    def first(self, records: Any, n: int) -> Any:
+        """Return the first `n` records."""
+        return records.slice(0, n)
+
+    def read(self, number: int) -> Iterator[SampleBatch]:
+        row = 0
+        for records in self.chunks(number):
+            yield self.checked(records, number, row)
+            row += self.n_of(records)
+
+    def checked(
+        self, records: Any, number: int, row: int = 0, parse: Callable[[Any, int], Any] | None = None
+    ) -> Any:
+        """Return `parse(records, number)`, by default `batch`. A ValueError names the first bad record."""
+        parse = parse or self.batch
+        try:
+            return parse(records, number)
+        except ValueError as error:
+
+            def fails(n: int) -> bool:
+                try:
+                    parse(self.first(records, n), number)
+                except ValueError:
+                    return True
+                return False
+
+            bad = bisect_left(range(1, self.n_of(records)), True, key=fails)
+            where = f"{self.files.shown(number)}, {self.record} {row + bad + 1:,}"
+            raise ValueError(f"{where}: {self.problem(records, bad, error)}") from error
+
+    def problem(self, records: Any, bad: int, error: Exception) -> str:
+        """Return what is wrong with record number `bad`, for which `batch` raised an error."""
+        return str(error)
 
 
-def _key(path: str, info: Mapping[str, Any]) -> int:
-    """Return a number that changes with the name, size or content of a file."""
-    data = f"{path}\0{info['size']}\0{version_of(info)}".encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+def joined(parts: Iterable[bytes | str]) -> tuple[Array, Array]:
+    """Return texts as one array of bytes (UTF-8), and the length of each."""
+    datas = [part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part for part in parts]
+    return np.frombuffer(b"".join(datas), "u1"), np.fromiter(map(len, datas), np.int64, len(datas))
+
+
+def checked_fields(fields: Iterable[Field]) -> tuple[Field, ...]:
+    """Return the fields. Raises ValueError if they cannot be arrays of one Zarr group."""
+    fields, advice = tuple(fields), "columns= says which columns to pack"
+    taken = Counter(field.name for field in fields)
+    taken.update(field.name + OFFSETS for field in fields if field.is_ragged)
+    folders = {name[:i] for name in taken for i, character in enumerate(name) if character == "/"}
+    for field in fields:
+        if not is_array_name(field.name) or field.name in folders:
+            raise ValueError(f"{field.name!r} cannot be the name of an array; {advice}")
+        if not all(field.shape):
+            raise ValueError(f"{field.name!r} is {field}, which has no values; {advice}")
+    if twice := [name for name, n in taken.items() if n > 1]:
+        names = [field.name for field in fields]
+        raise ValueError(f"two arrays would be called {twice[0]!r}, of {names}; {advice}")
+    return fields
+
+
+def is_array_name(name: str) -> bool:
+    parts = name.split("/")
+    return (
+        all(part and set(part) != {"."} and not part.startswith("__") for part in parts)
+        and "\\" not in name  # a path separator on Windows
+        and parts[-1] != "zarr.json"
+        and parts[0] != BESIDE
+    )
+
+
+def names_of(columns: Any, advice: str) -> list[str] | None:
+    """Return the user's `columns` as a list of names. Raises ValueError, with advice, for anything else."""
+    if columns is None:
+        return None
+    names = [columns] if isinstance(columns, str) else list(columns)
+    if isinstance(columns, Mapping) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"columns={columns!r}: {advice}")
+    return names
+
+
+def looked_at(numbers: Iterable[int], look: Callable[[int], Looked]) -> Iterator[tuple[int, Looked]]:
+    """Yield the number of each file and what `look` returns for it, except bad ones.
+
+    If all are bad, it raises the first error.
+    """
+    bad: tuple[Any, ...] = ()
+    is_any = False
+    for number in numbers:
+        try:
+            found = look(number)
+        except BadFile as error:
+            bad = bad or error.args  # not the error: its traceback would keep files open
+            continue
+        is_any = True
+        yield number, found
+    if bad and not is_any:
+        raise BadFile(*bad)
+
+
+def spread(n: int, most: int) -> list[int]:
+    """Return up to `most` numbers below `n`, evenly spaced, with the first and the last."""
+    if n <= most:
+        return list(range(n))
+    return sorted({round(i * (n - 1) / max(1, most - 1)) for i in range(most)})

@@ -13,10 +13,8 @@ import pyarrow as pa
 from cachedfs.packing.pack_types import SampleBatch
 from cachedfs.packing.sources.arrow_columns import batch_of, cast, chosen, fields_of, unified
 from cachedfs.packing.sources.arrow_types import decoded
-from cachedfs.packing.sources.records import RecordSource
-from cachedfs.packing.sources.sample_source import SourceFiles
-
-__all__ = ["TableSource", "stated_names"]
+from cachedfs.packing.sources.sample_source import RecordSource
+from cachedfs.packing.sources.source_files import SourceFiles
 
 MISSING = "__HIVE_DEFAULT_PARTITION__"  # the value of a hive folder for a missing value
 

@@ -11,10 +11,17 @@ import numpy as np
 
 from cachedfs.packing.pack_types import Field, SampleBatch
 from cachedfs.packing.sources.file_samples import NAME_FIELD
-from cachedfs.packing.sources.sample_source import NAMES, PIECE, BadFile, SampleSource, SourceFiles
-from cachedfs.packing.sources.source_tools import checked_fields, joined, looked_at, names_of, spread
-
-__all__ = ["TarSource"]
+from cachedfs.packing.sources.sample_source import (
+    NAMES,
+    PIECE,
+    SampleSource,
+    checked_fields,
+    joined,
+    looked_at,
+    names_of,
+    spread,
+)
+from cachedfs.packing.sources.source_files import BadFile, SourceFiles
 
 SAMPLED = 8  # tar files that `look` reads
 SAMPLED_SIZE = 2 << 20  # bytes of each of them that it reads

@@ -10,11 +10,8 @@ from collections.abc import Iterator
 from cachedfs.datasets.text_streams import buffered, is_compressed
 from cachedfs.packing.pack_types import Field, SampleBatch
 from cachedfs.packing.sources.arrow_columns import chosen
-from cachedfs.packing.sources.records import RecordSource
-from cachedfs.packing.sources.sample_source import MAX_SAMPLE, SourceFiles
-from cachedfs.packing.sources.source_tools import joined, spread
-
-__all__ = ["LineSource", "TextLines", "opened", "parts_of"]
+from cachedfs.packing.sources.sample_source import MAX_SAMPLE, RecordSource, joined, spread
+from cachedfs.packing.sources.source_files import SourceFiles
 
 SAMPLED = 16  # files that `look` reads, and parts of the source if it has fewer files
 PART = 512 << 10  # bytes of such a part
