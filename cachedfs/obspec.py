@@ -14,9 +14,8 @@ from urllib.parse import urlsplit
 from cachedfs.common.blocks import clip
 from cachedfs.common.types import ObjectInfo, modified_of
 from cachedfs.common.urls import filesystem_at, is_url
-from cachedfs.common.walk import ABSENT
 from cachedfs.core.objects import Entry
-from cachedfs.errors import AccessDenied, IsAFolder, ObjectNotFound
+from cachedfs.errors import ABSENT, AccessDenied, IsAFolder, ObjectNotFound
 from cachedfs.filesystem.filesystem import CachedFileSystem
 from cachedfs.origins.obstore_origin import identity_of_store, root_of_store
 

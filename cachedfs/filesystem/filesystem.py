@@ -26,12 +26,12 @@ from cachedfs.common.optional_imports import importing
 from cachedfs.common.text import shown
 from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import ORIGINS, is_pattern, is_url, jsonable, object_name, strip, target_of
-from cachedfs.common.walk import ABSENT, begins_with
 from cachedfs.config import FSSPEC_KEYWORDS, Config
 from cachedfs.core.objects import Objects
-from cachedfs.errors import ChecksumMismatch, ObjectChanged, ObjectExists
+from cachedfs.errors import ABSENT, ChecksumMismatch, ObjectChanged, ObjectExists
 from cachedfs.filesystem.cache_api import WINDOW, AnyPath, CacheMethods
 from cachedfs.filesystem.write import WriteMethods
+from cachedfs.origins.base_filesystem import begins_with
 
 if TYPE_CHECKING:
     from cachedfs.cache.index.metadata_records import ListingRecord

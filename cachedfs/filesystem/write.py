@@ -27,12 +27,12 @@ from cachedfs.common.clock import clock
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import AnyVersion, ObjectInfo
 from cachedfs.common.urls import LOCAL_PROTOCOLS, SLASH_NAMES, before_magic, is_pattern, without_slash
-from cachedfs.common.walk import ABSENT, CycleSafeWalk
 from cachedfs.core import write_through
 from cachedfs.core.objects import folder_of
-from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound
+from cachedfs.errors import ABSENT, CachedFSError, IsAFolder, ObjectNotFound
 from cachedfs.filesystem.move import MovedObject, ObjectMove, Requests, StatedContent
 from cachedfs.origins.base import HasStorageQuota, Uploader
+from cachedfs.origins.base_filesystem import BaseFileSystem, LiteralNames
 
 if TYPE_CHECKING:
     from cachedfs.core.reader import Reader
@@ -43,7 +43,7 @@ _ONE_CALL = 8 << 20  # bytes of a file that is sent in one call, and so is in me
 _QUOTA_S = 60.0  # for which a storage quota is used
 
 
-class WriteMethods(CycleSafeWalk):
+class WriteMethods(BaseFileSystem):
     """Mixin with the methods of `CachedFileSystem` that write."""
 
     _reader: Reader
@@ -169,7 +169,7 @@ class WriteMethods(CycleSafeWalk):
         limited = recursive and maxdepth is not None
         found = await self._expand_path(paths, limited, maxdepth if limited else None)
         inner = await self._hop(self._reader.objects.origin(paths[0]).filesystem())
-        folders = recursive and isinstance(inner, CycleSafeWalk)  # it takes existing names literally
+        folders = recursive and isinstance(inner, LiteralNames)
         names = [path for path in found if not limited and (folders or not is_pattern(path))]
         if names:
             await self._write(names, "rm", names, recursive=recursive, tree=recursive)
@@ -250,7 +250,7 @@ class WriteMethods(CycleSafeWalk):
         if single and not recursive and self._strip_object(path1) != self._strip(path1):
             copies = copies or self.isfile(path1)  # most filesystems would take its name for a folder's
         if single and is_pattern(self._strip(path1)):  # most filesystems would expand an existing name, too
-            copies = copies or not (issubclass(inner, CycleSafeWalk) and self.exists(path1))
+            copies = copies or not (issubclass(inner, LiteralNames) and self.exists(path1))
         if copies or not single:
             self._run(self._copy_and_remove(path1, path2, recursive, maxdepth))
             return
