@@ -192,6 +192,8 @@ def test_fsspecs_http_filesystem(server, twice):
         with fsspec.open(f"{url}/data/a.bin") as file:
             file.seek(MiB)
             assert file.read(10) == DATA[MiB : MiB + 10]
+        found = fsspec.filesystem("http").find(f"{url}/data/texts/")
+        assert [path.rpartition("/")[2] for path in found] == [f"{number}.txt" for number in range(3)]
 
 
 def test_curl(server, twice):
