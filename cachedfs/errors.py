@@ -170,4 +170,5 @@ class BadBlock(Exception):
     """A file of the cache is not the block that its name promises; the message says why. Internal."""
 
 
+ABSENT = (FileNotFoundError, NotADirectoryError)  # the errors that mean "no such file or folder"
 OriginAway, WrongBytes = OriginUnreachable, ChecksumMismatch  # their names before 0.1.0, until 0.2.0

@@ -13,16 +13,14 @@ from urllib.parse import urlsplit
 
 from cachedfs.common.blocks import clip
 from cachedfs.common.types import ObjectInfo, modified_of
-from cachedfs.common.urls import filesystem_at, is_url
-from cachedfs.common.walk import ABSENT
+from cachedfs.common.urls import cached_url, filesystem_at, is_url
 from cachedfs.core.objects import Entry
-from cachedfs.errors import AccessDenied, IsAFolder, ObjectNotFound
+from cachedfs.errors import ABSENT, AccessDenied, IsAFolder, ObjectNotFound
 from cachedfs.filesystem.filesystem import CachedFileSystem
 from cachedfs.origins.obstore_origin import identity_of_store, root_of_store
 
 __all__ = ["CachedStore", "NotFoundError", "PermissionDeniedError"]
 
-_OURS = ("cachedfs::", "cgs://", "cdrive://")
 _WITHOUT_BUCKET = ("file", "local", "memory", "LocalStore", "MemoryStore")
 _PIECE = 8 << 20  # bytes that iterating over a result gives at a time
 _COALESCE = 1 << 20  # obstore's default
@@ -76,14 +74,13 @@ class CachedStore:
             if account is not None:
                 raise ValueError("CachedStore(url): account= is for stores of obstore; a URL needs none")
             url = os.fspath(store)
-            if not ("::" in url or is_url(url)):
-                if not (os.path.isabs(url) or url.startswith((".", "~")) or os.path.lexists(url)):
-                    raise ValueError(
-                        f"CachedStore({url!r}): it has no protocol, and no local file has this name: "
-                        f"write gs://{url} for Google Cloud Storage, s3://{url} for S3"
-                    )
-                url = f"file://{url}"
-            fs, root = filesystem_at(url if url.startswith(_OURS) else f"cachedfs::{url}", options)
+            is_local = os.path.isabs(url) or url.startswith((".", "~")) or os.path.lexists(url)
+            if not ("::" in url or is_url(url) or is_local):
+                raise ValueError(
+                    f"CachedStore({url!r}): it has no protocol, and no local file has this name: "
+                    f"write gs://{url} for Google Cloud Storage, s3://{url} for S3"
+                )
+            fs, root = filesystem_at(cached_url(url), options)
             kind = fs.target_protocol
         else:
             given = {

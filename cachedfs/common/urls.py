@@ -25,6 +25,7 @@ __all__ = [
     "ORIGINS",
     "SLASH_NAMES",
     "before_magic",
+    "cached_url",
     "filesystem_at",
     "filesystem_class",
     "import_error",
@@ -136,6 +137,14 @@ def is_url(name: str) -> bool:
     A key in a bucket may contain "://" further on.
     """
     return _SCHEME.match(name) is not None
+
+
+def cached_url(url: str) -> str:
+    """Return the URL that reads a URL or a local path through the cache."""
+    if not ("::" in url or is_url(url)):
+        url = f"file://{os.path.abspath(os.path.expanduser(url))}"
+    is_cached = url.startswith(("cachedfs::", *(f"{name}://" for name in ORIGINS)))
+    return url if is_cached else f"cachedfs::{url}"
 
 
 def stored_path(path: str) -> str:

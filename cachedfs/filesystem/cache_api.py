@@ -18,10 +18,9 @@ from cachedfs.common.drive_links import is_drive_link
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import LinkStats, ObjectInfo, Stats
 from cachedfs.common.urls import GCS_PROTOCOLS, ORIGINS, strip, without_slash
-from cachedfs.common.walk import ABSENT
 from cachedfs.config import Config
 from cachedfs.core.objects import Objects
-from cachedfs.errors import CacheError
+from cachedfs.errors import ABSENT, CacheError
 
 if TYPE_CHECKING:
     from cachedfs.core.reader import Reader

@@ -1,21 +1,18 @@
-"""`CachedFile`: an `io.BufferedReader` over blocks.
-
-Threads may share it.
-"""
+"""`CachedFile`: an `io.BufferedReader` over blocks, which threads may share: each reads where it called `seek` itself."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import index
-from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from threading import RLock, get_ident
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fsspec.spec import AbstractFileSystem
 
 from cachedfs.common.logging import public_text
-from cachedfs.common.shared_file import SharedFile, at_own_seek
 from cachedfs.common.types import ObjectInfo
 from cachedfs.core.open_file import BUFFER_SIZE, RawFile
 from cachedfs.errors import ObjectChanged, OriginUnavailable
@@ -28,14 +25,44 @@ if TYPE_CHECKING:
 
 __all__ = ["CachedFile"]
 
+_Read = TypeVar("_Read", bound=Callable[..., Any])
+_SIZE = -1  # marks a seek(0, 2), which queries the size, in place of a position
 
-class CachedFile(SharedFile, io.BufferedReader):
+
+def _at_own_seek(read: _Read) -> _Read:
+    """Wrap a read method: it starts at its thread's last seek and holds the file's lock.
+
+    The method takes at most one argument.
+    """
+
+    @functools.wraps(read)
+    def reading(self: CachedFile, size: Any = -1, /) -> Any:
+        with self._lock:
+            thread = get_ident()
+            # Usually, it reads on.
+            if self._seeks or self._sought is not None or thread != self._last_thread:
+                self._go_to_start(thread)
+            data = read(self, size)
+            if self._seeks:
+                # Kept after an error, so that a retry reads at the same position.
+                self._seeks.pop(thread, None)
+            return data
+
+    reading.__doc__ = f"As `{read.__qualname__}`, from where the calling thread sought."
+    return cast("_Read", reading)
+
+
+class CachedFile(io.BufferedReader):
     """A readable, seekable binary file over one version of an object, as `fs.open` returns it.
 
     It behaves like a builtin file opened with "rb": `read`, `readinto`, `seek`, `tell` and iteration over lines. It
     reads only the version it was opened on: once the object was replaced, reading a block that is not cached raises
-    `ObjectChanged`. Threads may share the file: a read starts where its own thread last sought, whatever other threads
-    do in between.
+    `ObjectChanged`.
+
+    Threads may share the file: a read starts where its own thread last sought, whatever other threads do in between. A
+    thread that has not called `seek` since its last read continues where the last thread left the file. If that was
+    another thread, the file was handed over, and the read drops the pending seeks of all threads. `seek(0, 2)` is taken
+    as a query of the size: a later read does not return to the end if another thread moved the file in between.
 
     Pickling keeps the path and the position. Unpickling raises `ObjectChanged` if the object was replaced. The file has
     the attributes that libraries expect of an fsspec file: `fs`, `path`, `size`, `loc`, `blocksize`, `info()`.
@@ -51,6 +78,11 @@ class CachedFile(SharedFile, io.BufferedReader):
     ) -> None:
         raw = RawFile(reader, entry, download)
         super().__init__(raw, buffer_size=BUFFER_SIZE)
+        # Threads are identified by `get_ident`, because a C++ thread loses a `threading.local` between calls.
+        self._lock = RLock()  # reentrant, because methods call each other
+        self._last_thread: int | None = None  # the thread that moved the file last
+        self._sought: int | None = None  # where it left the file, if `_seek` was not called for that yet
+        self._seeks: dict[int, int] = {}  # target of each thread's last seek, until its next read
         self._at = raw.at
         self.fs = fs
         self.path = path
@@ -62,10 +94,40 @@ class CachedFile(SharedFile, io.BufferedReader):
     def seek(self, offset: int, whence: int = 0, /) -> int:
         """Move to `offset`, relative to `whence`, and return the position. This thread's next read starts there."""
         if whence or (position := index(offset)) < 0 or self.closed:
-            return super().seek(offset, whence)
+            return self._seek_from(offset, whence)
         self._sought, self._last_thread = position, (thread := get_ident())
         self._seeks[thread] = position
         return position
+
+    def _seek_from(self, offset: int, whence: int) -> int:
+        with self._lock:
+            if whence == 1:
+                offset, whence = self.tell() + offset, 0
+            position, thread = self._seek(offset, whence), get_ident()
+            self._sought, self._last_thread = None, thread
+            self._seeks[thread] = _SIZE if whence == 2 and not offset else position
+            return position
+
+    def tell(self) -> int:
+        """Return the position at which this thread's next read starts."""
+        with self._lock:
+            now = self._tell()  # raises ValueError if the file is closed
+            position = self._seeks.get(get_ident(), self._sought)
+            return now if position is None else int(self.size) if position == _SIZE else position
+
+    def _go_to_start(self, thread: int) -> None:
+        """Move to where the next read of `thread` starts: to its last seek, or where the last thread left the file.
+
+        Requires the lock.
+        """
+        position: int | None = self._seeks.get(thread, _SIZE)
+        if position == _SIZE:
+            position = self._sought
+            if thread != self._last_thread:
+                self._seeks.clear()
+        if position is not None:
+            self._seek(position)
+        self._sought, self._last_thread = None, thread
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Return up to `size` bytes; all up to the end if it is None or negative, as fsspec's files do."""
@@ -88,10 +150,10 @@ class CachedFile(SharedFile, io.BufferedReader):
         into[: len(data)] = data
         return len(data)
 
-    _read, _readinto = at_own_seek(io.BufferedReader.read), at_own_seek(io.BufferedReader.readinto)
-    read1 = at_own_seek(io.BufferedReader.read1)
-    readinto1 = at_own_seek(io.BufferedReader.readinto1)
-    readline = at_own_seek(io.BufferedReader.readline)
+    _read, _readinto = _at_own_seek(io.BufferedReader.read), _at_own_seek(io.BufferedReader.readinto)
+    read1 = _at_own_seek(io.BufferedReader.read1)
+    readinto1 = _at_own_seek(io.BufferedReader.readinto1)
+    readline = _at_own_seek(io.BufferedReader.readline)
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the lines from this thread's position on; what is buffered without a lock for each of them."""

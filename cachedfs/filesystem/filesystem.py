@@ -26,12 +26,12 @@ from cachedfs.common.optional_imports import importing
 from cachedfs.common.text import shown
 from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import ORIGINS, is_pattern, is_url, jsonable, object_name, strip, target_of
-from cachedfs.common.walk import ABSENT, begins_with
 from cachedfs.config import FSSPEC_KEYWORDS, Config
 from cachedfs.core.objects import Objects
-from cachedfs.errors import ChecksumMismatch, ObjectChanged, ObjectExists
+from cachedfs.errors import ABSENT, ChecksumMismatch, ObjectChanged, ObjectExists
 from cachedfs.filesystem.cache_api import WINDOW, AnyPath, CacheMethods
-from cachedfs.filesystem.write import WriteMethods
+from cachedfs.filesystem.move_methods import MoveMethods
+from cachedfs.origins.base_filesystem import begins_with
 
 if TYPE_CHECKING:
     from cachedfs.cache.index.metadata_records import ListingRecord
@@ -77,7 +77,7 @@ def _file_class() -> type[CachedFile]:
     return CachedFile
 
 
-class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
+class CachedFileSystem(CacheMethods, MoveMethods, metaclass=_DriveLinks):
     """An fsspec filesystem that reads any other one through a persistent cache on local disk.
 
     All processes of the machine share the cache. Open `cachedfs::gs://bucket/key` as a URL, or create the filesystem:

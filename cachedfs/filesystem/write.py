@@ -15,35 +15,32 @@ import math
 import os
 import shutil
 import stat
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
-from fsspec.asyn import AsyncFileSystem, _run_coros_in_chunks
+from fsspec.asyn import _run_coros_in_chunks
 from fsspec.callbacks import DEFAULT_CALLBACK
-from fsspec.utils import stringify_path
 
 from cachedfs.common.clock import clock
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import AnyVersion, ObjectInfo
-from cachedfs.common.urls import LOCAL_PROTOCOLS, SLASH_NAMES, before_magic, is_pattern, without_slash
-from cachedfs.common.walk import ABSENT, CycleSafeWalk
+from cachedfs.common.urls import LOCAL_PROTOCOLS, before_magic, is_pattern, without_slash
 from cachedfs.core import write_through
 from cachedfs.core.objects import folder_of
-from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound
-from cachedfs.filesystem.move import MovedObject, ObjectMove, Requests, StatedContent
 from cachedfs.origins.base import HasStorageQuota, Uploader
+from cachedfs.origins.base_filesystem import BaseFileSystem, LiteralNames
 
 if TYPE_CHECKING:
     from cachedfs.core.reader import Reader
 
-__all__ = ["WriteMethods"]
+__all__ = ["WriteMethods", "one_or_list"]
 
 _ONE_CALL = 8 << 20  # bytes of a file that is sent in one call, and so is in memory
 _QUOTA_S = 60.0  # for which a storage quota is used
 
 
-class WriteMethods(CycleSafeWalk):
+class WriteMethods(BaseFileSystem):
     """Mixin with the methods of `CachedFileSystem` that write."""
 
     _reader: Reader
@@ -152,7 +149,7 @@ class WriteMethods(CycleSafeWalk):
     async def _rm(
         self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
     ) -> None:
-        path = (self._strip if recursive else self._strip_object)(_one_or_list(path))
+        path = (self._strip if recursive else self._strip_object)(one_or_list(path))
         paths = path if isinstance(path, list) else [path]
         if any(map(is_pattern, paths)):
             await self._rm_matches(paths, recursive, maxdepth)
@@ -169,7 +166,7 @@ class WriteMethods(CycleSafeWalk):
         limited = recursive and maxdepth is not None
         found = await self._expand_path(paths, limited, maxdepth if limited else None)
         inner = await self._hop(self._reader.objects.origin(paths[0]).filesystem())
-        folders = recursive and isinstance(inner, CycleSafeWalk)  # it takes existing names literally
+        folders = recursive and isinstance(inner, LiteralNames)
         names = [path for path in found if not limited and (folders or not is_pattern(path))]
         if names:
             await self._write(names, "rm", names, recursive=recursive, tree=recursive)
@@ -231,164 +228,6 @@ class WriteMethods(CycleSafeWalk):
         else:
             await self._write([target], "cp_file", source, target, **kwargs)
 
-    def mv(
-        self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
-    ) -> None:
-        """Move an object, or with `recursive` a folder.
-
-        If an object of several cannot be moved, the others are brought back, and the error names it. Where the inner
-        filesystem renames folders itself, this calls its `mv`. Object stores are asked to move each object, or to copy
-        it; then exactly what was copied is removed.
-        """
-        path1 = _one_or_list(path1)
-        inner = type(self.origin_fs)
-        copies = getattr(inner.mv, "__qualname__", "").startswith(("AbstractFileSystem.", "AsyncFileSystem."))
-        single = not isinstance(path1, list) and maxdepth is None
-        if single and recursive and self._is_flat and not is_pattern(self._strip(path1)):
-            self._run(self._move_folder(self._strip(path1), path2, **kwargs))
-            return
-        if single and not recursive and self._strip_object(path1) != self._strip(path1):
-            copies = copies or self.isfile(path1)  # most filesystems would take its name for a folder's
-        if single and is_pattern(self._strip(path1)):  # most filesystems would expand an existing name, too
-            copies = copies or not (issubclass(inner, CycleSafeWalk) and self.exists(path1))
-        if copies or not single:
-            self._run(self._copy_and_remove(path1, path2, recursive, maxdepth))
-            return
-        source, target = self._strip(path1), self._strip(path2)
-        into = "/" if stringify_path(path2).endswith("/") else ""
-        self._run(
-            self._write(
-                [source, target], "mv", source, target + into, recursive=recursive, tree=True, **kwargs
-            )
-        )
-
-    @property
-    def _is_flat(self) -> bool:
-        """True where folders are only the beginnings of names, so that a folder is moved object by object."""
-        return self.target_protocol in SLASH_NAMES
-
-    async def _move_folder(
-        self, source: str, path2: Any, batch_size: int | None = None, **kwargs: Any
-    ) -> None:
-        """Move all objects whose names begin with a folder's.
-
-        The names are those of the inner filesystem: it also lists the empty objects that make folders.
-        """
-        origin, target = self._reader.objects.origin(source), self._strip(path2)
-        found = await self._hop(origin.call("find", source, detail=True))
-        if not found:
-            raise ObjectNotFound(
-                f"{self._reader.objects.url(source)}: no object or folder has this name, so nothing was moved"
-            )
-        kind = "directory" if stringify_path(path2).endswith("/") else await self._kind_of(target)
-        base = f"{target}/{source.rpartition('/')[2]}" if kind == "directory" else target
-        if base == source:
-            return
-        # Where there is nothing, nothing can be replaced.
-        known = set() if kind is None else await self._hop(self._names_below(base))
-        objects = [
-            MovedObject(name, to, StatedContent.of(info.get("size"), info), to in known or to in found)
-            for name, info in found.items()
-            for to in [base + name[len(source) :]]
-        ]
-        if source not in found and "/" in source:  # an object may have the folder's name
-            objects.append(MovedObject(source, base, had_target=kind is not None, is_optional=True))
-        if any(each.target in found for each in objects):  # into itself: the deepest ones first
-            objects.sort(key=lambda each: len(each.source), reverse=True)
-            batch_size = 1
-        inner = await self._hop(origin.filesystem())
-
-        async def move(source: str, target: str) -> None:
-            await self._write([source, target], "mv_file", source, target, **kwargs)
-
-        async def copy(source: str, target: str) -> None:
-            await self._write([target], "cp_file", source, target)
-
-        requests = self._requests(copy, move if _moves_objects(inner) else None, batch_size)
-        paths = [source, target]
-        try:
-            await ObjectMove(objects, requests).run()
-        finally:
-            self._reader.objects.engine.cache.metadata.changed(
-                self._reader.objects.identity, paths, tree=True
-            )
-
-    async def _names_below(self, folder: str) -> set[str]:
-        """Return the names of a path and of all objects below it, also of those that make folders."""
-        listed = self._reader.objects.origin(folder).list(folder, deep=True)
-        infos = []
-        with contextlib.suppress(*ABSENT):
-            infos = [info async for info in listed]
-        return {folder, *(info.path if info.kind == "file" else f"{info.path}/" for info in infos)}
-
-    def _requests(
-        self,
-        copy: Callable[[str, str], Awaitable[None]],
-        move: Callable[[str, str], Awaitable[None]] | None = None,
-        batch_size: int | None = None,
-    ) -> Requests:
-        async def gather(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
-            await _run_coros_in_chunks(
-                list(coroutines), batch_size=batch_size or self.batch_size, nofiles=True
-            )
-
-        return Requests(copy, self._rm_file, move, self._content_now, gather, self._reader.objects.url)
-
-    async def _content_now(self, path: str) -> StatedContent | None:
-        """Return the content of an object as the origin states it now; None if there is no object."""
-        try:
-            info = await self._hop(self._reader.objects.origin(path).lookup(path))
-        except ABSENT:
-            return None
-        return StatedContent.of(info.size, info.details) if info.kind == "file" else None
-
-    async def _copy_and_remove(self, path1: Any, path2: Any, recursive: bool, maxdepth: int | None) -> None:
-        """Move by copying, then remove exactly what was copied: other writers may add objects meanwhile."""
-        began_at = clock.now()
-        for source in path1 if isinstance(path1, list) else [path1]:
-            self._expire_listing(self._strip(source), recursive)
-        pairs: list[tuple[str, str]] = []
-        await self._copy(path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise", pairs=pairs)
-        if not pairs and not isinstance(path1, list):  # then fsspec skips folders without an error
-            raise await self._nothing_moved(self._strip(path1), recursive)
-        folders = {source: target for source, target in pairs if await self._was_dir(source, began_at)}
-        objects = [
-            MovedObject(
-                source, target, self._content_known(source, began_at), not self._is_absent(target, path2)
-            )
-            for source, target in pairs
-            if source not in folders
-        ]
-        new = [target for source, target in folders.items() if self._is_absent(target, path2)]
-
-        async def copy(source: str, target: str) -> None:
-            await self._cp_file(source, target, tree=recursive)
-
-        requests = self._requests(copy)
-        try:
-            await requests.gather([copy(source, target) for source, target in folders.items()])
-            await ObjectMove(objects, requests).run()
-        except Exception:  # of any kind, and raised again
-            with contextlib.suppress(OSError):  # the first error matters
-                await self._remove_folders(new)
-            raise
-        await self._remove_folders(folders.keys() - folders.values())  # keep what was moved onto itself
-
-    def _content_known(self, path: str, since: float) -> StatedContent | None:
-        """Return the content of an object from metadata checked after `since`."""
-        entry = self._reader.objects.known(path)
-        if entry is None or entry.info is None or entry.asked_at < since:
-            return None
-        return StatedContent.of(entry.info.size, entry.info.details)
-
-    def _is_absent(self, path: str, above: Any) -> bool:
-        """Return whether nothing has this name, from metadata: of the path itself, or of a path that it is below."""
-        paths = [path]
-        if isinstance(above, str) and (path == (top := self._strip(above)) or path.startswith(f"{top}/")):
-            paths.append(top)
-        entries = [self._reader.objects.known(each) for each in paths]
-        return any(entry is not None and entry.info is None for entry in entries)
-
     async def _remove(self, paths: Collection[str]) -> None:
         """Remove these objects, one request each, and then the folders among them that are empty."""
         folders = {path for path in paths if await self._was_dir(path, 0.0)}
@@ -415,12 +254,6 @@ class WriteMethods(CycleSafeWalk):
         if entry is None or entry.info is None or entry.asked_at < since:
             return bool(await self._isdir(path))
         return entry.info.kind == "directory"
-
-    async def _nothing_moved(self, source: str, recursive: bool) -> CachedFSError:
-        url = self._reader.objects.url(source)
-        if recursive or not await self._isdir(source):
-            return ObjectNotFound(f"{url}: nothing was moved: the path matches only folders, no objects")
-        return IsAFolder(f"{url} is a folder, and was not moved: call mv with recursive=True")
 
     async def _mkdir(self, path: Any, create_parents: bool = True, **kwargs: Any) -> None:
         path = self._strip(path)
@@ -457,16 +290,10 @@ class WriteMethods(CycleSafeWalk):
         )
 
 
-def _moves_objects(inner: Any) -> bool:
-    """Return whether an async filesystem has a method of its own that moves one object, as gcsfs does."""
-    own = getattr(type(inner), "_mv_file", None)
-    return own is not None and own is not getattr(AsyncFileSystem, "_mv_file", None)
-
-
 def _is_other_file(source: Any, target: str) -> bool:
     """Return whether `source` is a local file other than `target`: opening `target` for writing may empty it."""
     return os.path.isfile(source) and not (os.path.exists(target) and os.path.samefile(source, target))
 
 
-def _one_or_list(path: Any) -> Any:
+def one_or_list(path: Any) -> Any:
     return path if isinstance(path, str | os.PathLike) else list(path)

@@ -54,7 +54,7 @@ class LocalFile:
         self.state = State.SENT if isinstance(base, ObjectInfo) else State.EMPTIED
         self.mtime_ns = mtime_ns
         self._fs, self._folder, self._base = fs, folder, base
-        self._lock = RLock()
+        self.lock = RLock()  # while it is held, the file is neither changed nor sent
         self._file: BinaryIO | None = None  # made when it is first needed
         self.size = (base.size or 0) if isinstance(base, ObjectInfo) else 0
 
@@ -64,7 +64,7 @@ class LocalFile:
 
     def _loaded(self, stop: int | None = None) -> int:
         """Return the descriptor of the local copy, which at first gets the bytes of the object, up to `stop` if given."""
-        with self._lock:
+        with self.lock:
             if self._file is None:
                 file = temporary_file(self._folder)
                 try:
@@ -85,7 +85,7 @@ class LocalFile:
 
     def empty(self) -> None:
         """Forget all bytes. What is sent then replaces any version."""
-        with self._lock:
+        with self.lock:
             os.ftruncate(self._loaded(0), 0)
             if self._base is not None:
                 self._base = ANY_VERSION
@@ -111,7 +111,7 @@ class LocalFile:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """Change the bytes. After an error they are those of no version, and never sent."""
-        with self._lock:
+        with self.lock:
             try:
                 yield
             except BaseException:  # an interrupt, too
@@ -126,7 +126,7 @@ class LocalFile:
 
         After an error, the object is as before.
         """
-        with self._lock:
+        with self.lock:
             if self.state is State.SENT or self.is_removed:
                 return None
             if self.state is State.BROKEN:
@@ -145,17 +145,13 @@ class LocalFile:
 
     def rebase(self) -> None:
         """Take what is at its path now, after it was renamed, for what it replaces when it is sent."""
-        with self._lock:
+        with self.lock:
             if isinstance(self._base, ObjectInfo):
                 self._base = self._fs._object(self.path)
 
-    def held(self) -> AbstractContextManager[Any]:
-        """Neither change nor send it meanwhile. Waits while it is being sent."""
-        return self._lock
-
     def close(self) -> None:
         """Close it; keep what could not be sent in a file that the log names."""
-        with self._lock:
+        with self.lock:
             if self.state is not State.SENT and not self.is_removed:
                 self.report_unsent()
             if self._file is not None:
@@ -163,7 +159,7 @@ class LocalFile:
 
     def report_unsent(self) -> None:
         """Keep the bytes in a file, and log where."""
-        with self._lock:
+        with self.lock:
             if self._file is None or self.state is State.BROKEN:
                 logger.error("%s was not sent: what was written to it is lost", self.path)
             else:
@@ -243,7 +239,7 @@ class LocalFiles:
         if local is None:
             yield False
             return
-        with local.held():
+        with local.lock:
             local.load()
             yield True
             local.is_removed = True
@@ -262,7 +258,7 @@ class LocalFiles:
             send(local)
         with ExitStack() as stack:
             for local in sorted([*moving, *([replaced] if replaced else [])], key=id):
-                stack.enter_context(local.held())
+                stack.enter_context(local.lock)
             if replaced is not None:
                 replaced.load()
             yield

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import fsspec.config
 
-from cachedfs.common.urls import is_url, protocols_of
+from cachedfs.common.urls import cached_url, protocols_of
 
 __all__ = ["S3Address", "S3Server", "new_keys", "serve"]
 
@@ -29,7 +29,6 @@ logger = logging.getLogger("cachedfs.server")
 ENDS_WITHIN_S = 15.0  # a worker, before it is killed
 REGION = "us-east-1"
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_OURS = ("cachedfs::", "cgs://", "cdrive://")
 
 
 class S3Address:
@@ -187,9 +186,7 @@ def _is_loopback(host: str) -> bool:
 
 def _located(url: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the URL with the cache in front, and those of the options that are for it."""
-    if not ("::" in url or is_url(url)):
-        url = f"file://{os.path.abspath(os.path.expanduser(url))}"
-    url = url if url.startswith(_OURS) else f"cachedfs::{url}"
+    url = cached_url(url)
     protocol = url.rpartition("::")[2].partition("://")[0]
     names = {"cachedfs", *protocols_of(protocol)} | {"cgs": {"gs", "gcs"}, "cdrive": {"drive"}}.get(
         protocol, set()

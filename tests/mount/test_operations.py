@@ -513,14 +513,6 @@ def test_a_file_deleted_while_it_is_sent_is_gone(mounted, monkeypatch):
     assert mounted.at_origin() == []
 
 
-def test_opening_to_write_and_writing_nothing_sends_nothing(cloud, mounted):
-    cloud.put("a", b"1")
-    handle = mounted.open("/a", os.O_RDWR)
-    cloud.server.reset()
-    mounted.close(handle)
-    assert not cloud.server.requests
-
-
 def test_a_failed_upload_is_the_error_of_close_and_leaves_the_object(cloud, mounted, caplog):
     cloud.put("a", b"before")
     handle = mounted.open("/a", os.O_WRONLY | os.O_TRUNC)
@@ -534,13 +526,12 @@ def test_a_failed_upload_is_the_error_of_close_and_leaves_the_object(cloud, moun
     assert mounted.content("/a") == b"before"
 
 
-@pytest.mark.parametrize("status", [429, 503])
-def test_a_busy_service_is_an_input_output_error(cloud, fs, status, caplog, monkeypatch):
+def test_a_busy_service_is_an_input_output_error(cloud, fs, caplog, monkeypatch):
     monkeypatch.setattr("cachedfs.origins.fsspec_origin.RetryPolicy", partial(RetryPolicy, tries=1))
     mounted = Mounted(fs, cloud.bucket)
-    cloud.server.fail(Fault(status=status, times=None))
+    cloud.server.fail(Fault(status=503, times=None))
     assert code_of(mounted.getattr, "/a") == errno.EIO
-    assert str(status) in caplog.text
+    assert "503" in caplog.text
 
 
 def test_after_a_failed_write_a_file_is_never_sent(cloud, mounted, monkeypatch, caplog):
@@ -933,15 +924,6 @@ def test_a_file_that_is_closed_while_it_is_renamed_is_at_its_new_name(mounted, m
     )
     mounted.rename("/a", "/b")
     assert (mounted.names(), mounted.content("/b")) == (["b"], b"1")
-
-
-def test_a_file_renamed_while_it_is_open_goes_on_under_its_new_name(cloud, mounted):
-    handle = mounted.create("/a")
-    mounted.write(handle, b"1")
-    mounted.rename("/a", "/b")
-    mounted.write(handle, b"2", 1)
-    mounted.close(handle)
-    assert (mounted.names(), mounted.content("/b")) == (["b"], b"12")
 
 
 def test_a_folder_that_may_be_seen_and_not_opened_is_refused_and_not_empty(drive, at_drive):

@@ -11,11 +11,11 @@ IMPORTED = {"", ".common", ".common.event_log", ".common.logging", ".errors"}
 CREATED = IMPORTED | {
     ".cache", ".cache.index", ".cache.index.metadata_records",
     ".common.atomic_files", ".common.blocks", ".common.checksums", ".common.clock", ".common.drive_links", ".common.optional_imports",
-    ".common.text", ".common.types", ".common.urls", ".common.walk",
+    ".common.text", ".common.types", ".common.urls",
     ".config",
     ".core", ".core.objects", ".core.version", ".core.write_through",
-    ".filesystem", ".filesystem.cache_api", ".filesystem.filesystem", ".filesystem.move", ".filesystem.write",
-    ".origins", ".origins.base", ".origins.registry",
+    ".filesystem", ".filesystem.cache_api", ".filesystem.filesystem", ".filesystem.move", ".filesystem.move_methods", ".filesystem.write",
+    ".origins", ".origins.base", ".origins.base_filesystem", ".origins.registry",
 }  # fmt: skip
 SLOW = {"aiohttp", "google", "gcsfs", "platformdirs", "secrets", "sqlite3", "zlib_ng"}
 

@@ -3,7 +3,6 @@
 Those that are large are marked `works`: `make works` installs them.
 """
 
-import asyncio
 import io
 import json
 import os
@@ -192,6 +191,8 @@ def test_fsspecs_http_filesystem(server, twice):
         with fsspec.open(f"{url}/data/a.bin") as file:
             file.seek(MiB)
             assert file.read(10) == DATA[MiB : MiB + 10]
+        found = fsspec.filesystem("http").find(f"{url}/data/texts/")
+        assert [path.rpartition("/")[2] for path in found] == [f"{number}.txt" for number in range(3)]
 
 
 def test_curl(server, twice):
@@ -364,18 +365,3 @@ def test_duckdb(server, twice):
                 f"ENDPOINT '{host}', USE_SSL false, URL_STYLE 'path')"
             )
             assert con.sql("SELECT sum(n) FROM 's3://data/*.parquet'").fetchall() == [(SUM,)]
-
-
-def test_many_readers_of_one_object_cause_one_download(server, cloud):
-    stores = pytest.importorskip("obstore.store")
-    cloud.asked()
-
-    async def read():
-        store = stores.S3Store("data", config=server.storage_options)
-        return bytes(await (await store.get_async("a.bin")).bytes_async())
-
-    async def read_all():
-        return await asyncio.gather(*(read() for _ in range(20)))
-
-    assert all(data == DATA for data in asyncio.run(read_all()))
-    assert cloud.asked() == ["media"]

@@ -60,12 +60,6 @@ def test_the_first_range_of_an_unknown_object_asks_for_these_bytes_only(origin, 
     assert len(origin.log) == 1
 
 
-def test_an_empty_object(origin, served):
-    origin.put("b/top/a", b"")
-    assert served.get("/data/a")[::2] == (200, b"")
-    assert served.get("/data/a", {"Range": "bytes=0-"}).status == 416
-
-
 def test_head_says_what_get_says(origin, served):
     origin.put("b/top/a", b"hello")
     head, got = served.ask("HEAD", "/data/a"), served.get("/data/a")
@@ -159,13 +153,6 @@ def test_type_and_encoding_as_stored(cloud, serving):
     for answer in (served.get("/data/a.csv"), served.ask("HEAD", "/data/a.csv")):
         assert answer.headers["Content-Type"] == "text/csv"
         assert "sandbox" in answer.headers["Content-Security-Policy"]
-
-
-def test_drive_is_served(drive, serving):
-    drive.put("top/a b.txt", b"hello")
-    served = serving({"mine": drive.url("top")})
-    assert served.get("/mine/a%20b.txt").body == b"hello"
-    assert names(served.get("/mine?list-type=2")) == (["a b.txt"], [])
 
 
 def test_a_path_that_the_origin_reads_as_another_one_is_no_key(tmp_path, serving):
@@ -378,15 +365,6 @@ def basic(user, password):
     from base64 import b64encode
 
     return f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
-
-
-def test_the_http_filesystem_of_fsspec_reads(listed):
-    fs = fsspec.filesystem("http", client_kwargs={"headers": {"Authorization": basic(*KEYS)}})
-    found = fs.find(f"{listed.url}/data/")
-    assert sorted(found) == [
-        f"{listed.url}/data/{name}" for name in ("%C3%A9", "a.txt", "a/1", "a/2", "a/b/3", "z")
-    ]
-    assert fs.cat_file(f"{listed.url}/data/a/1", start=1) == b"/1"
 
 
 # Read-ahead and memory.

@@ -62,10 +62,7 @@ def test_what_is_no_request(served, sent):
         ("GET localhost HTTP/1.1\r\nHost: localhost\r\n", 400),
         ("OPTIONS * HTTP/1.1\r\nHost: localhost\r\n", 400),
         ("CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n", 400),
-        ("TRACE /data/a HTTP/1.1\r\nHost: localhost\r\n", 405),
         ("GET /data/../../etc/passwd HTTP/1.1\r\nHost: localhost\r\n", 400),
-        ("GET /data/%2e%2e%2f%2e%2e%2fetc/passwd HTTP/1.1\r\nHost: localhost\r\n", 400),
-        ("GET /data/%00 HTTP/1.1\r\nHost: localhost\r\n", 400),
         ("GET /data/\xff HTTP/1.1\r\nHost: localhost\r\n", 400),
         ("GET /data/a%0d%0aX:1 HTTP/1.1\r\nHost: localhost\r\n", 404),
         ("GET /data/a HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n", 200),
@@ -73,7 +70,6 @@ def test_what_is_no_request(served, sent):
         ("GET /data?list-type=2&prefix=%ff%00%0a HTTP/1.1\r\nHost: localhost\r\n", 200),
         ("GET /data?max-keys=99999999999999999999 HTTP/1.1\r\nHost: localhost\r\n", 400),
         ("GET /data/a HTTP/1.1\r\nHost: localhost\r\nAuthorization: AWS4-HMAC-SHA256 \r\n", 200),
-        ("GET /data/a HTTP/1.1\r\nHost: localhost\r\nRange: bytes=0-0,0-0,0-0\r\n", 200),
         ("GET /data/a HTTP/1.1\r\nHost: localhost\r\nIf-Modified-Since: Sat, 01 Jan 99999 00:00:00 GMT\r\n", 200),
     ],
 )  # fmt: skip

@@ -93,12 +93,11 @@ def test_other_operations_are_named(target, name):
     assert (refused.value.code, refused.value.status) == ("NotImplemented", 501)
 
 
-@pytest.mark.parametrize("method", ["PUT", "POST", "DELETE", "PATCH"])
-@pytest.mark.parametrize("target", ["/data/a", "/data", "/data?delete", "/data/a?uploads", "/"])
-def test_writes_are_refused(method, target):
-    with pytest.raises(S3Error, match="read-only") as refused:
-        asked(target, method)
-    assert (refused.value.code, refused.value.status) == ("MethodNotAllowed", 405)
+def test_writes_are_refused():
+    for method, target in (("PUT", "/data/a"), ("POST", "/data?delete"), ("DELETE", "/data"), ("PATCH", "/")):
+        with pytest.raises(S3Error, match="read-only") as refused:
+            asked(target, method)
+        assert (refused.value.code, refused.value.status) == ("MethodNotAllowed", 405)
 
 
 def test_a_query_of_too_many_parameters_is_refused():

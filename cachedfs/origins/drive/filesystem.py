@@ -19,8 +19,8 @@ from cachedfs.common.atomic_files import filled
 from cachedfs.common.spooled_file import SpooledFile, kept_locally, new_spool
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.common.urls import is_pattern
-from cachedfs.common.walk import CycleSafeWalk, begins_with
 from cachedfs.errors import ObjectChanged, ObjectExists
+from cachedfs.origins.base_filesystem import BaseFileSystem, begins_with
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import key_of
 from cachedfs.origins.drive.options import DriveOptions, refuse_live
@@ -34,7 +34,7 @@ _FSSPEC |= {"listings_expiry_time", "max_paths"}
 _INHERITED: list[DriveOrigin] = []  # of a parent process: what is closed here would be closed there
 
 
-class DriveFileSystem(CycleSafeWalk):
+class DriveFileSystem(BaseFileSystem):
     """Google Drive: `drive://My Drive/a/b`, `drive://shared:DRIVE/a`, `drive://Shared with me/a`, `drive://id:ID/a`.
 
         fs = fsspec.filesystem("drive", token="google_default")

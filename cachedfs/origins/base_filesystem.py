@@ -1,4 +1,4 @@
-"""Base class for filesystems: raise errors, do not loop in `walk`, and allow names that contain wildcards."""
+"""Base class of our filesystems: what they do in another way than fsspec."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fsspec.implementations.local import LocalFileSystem, make_path_posix
 from cachedfs.common.text import counted
 from cachedfs.common.urls import is_pattern, without_slash
 from cachedfs.errors import (
+    ABSENT,
     AccessDenied,
     CachedFSError,
     NotDownloadable,
@@ -22,21 +23,38 @@ from cachedfs.errors import (
     SignInRefused,
 )
 
-__all__ = ["ABSENT", "CycleSafeWalk", "begins_with"]
+__all__ = ["BaseFileSystem", "LiteralNames", "begins_with"]
 
-ABSENT = (FileNotFoundError, NotADirectoryError)  # the errors that mean "no such file or folder"
 _MOST_NAMED = 20  # objects in the error of a copy that left some
 
 
-class CycleSafeWalk(AsyncFileSystem):
-    """Filesystem base class with four differences from fsspec.
+class HonestErrors(AsyncFileSystem):
+    """`exists`, `isfile` and `isdir` return False only if the path does not exist, and raise every other error."""
 
-    - `exists`, `isfile` and `isdir` return False only if the path does not exist, and raise every other error.
-    - `walk` lists a shortcut to a folder that contains it, but does not enter it. Folders are compared by the `id` in
-      their `info`. Origins without ids, such as GCS, have no shortcuts.
-    - A recursive `get` copies what can be read, and then raises an error that names the rest.
-    - `cat`, `get`, `copy`, `mv` and `rm` expand a path such as `report [1].txt` as a pattern only if nothing has this
-      name.
+    async def _exists(self, path: Any, **kwargs: Any) -> bool:
+        return await self._kind_of(path) is not None
+
+    async def _isfile(self, path: Any) -> bool:
+        return await self._kind_of(path) == "file"
+
+    async def _isdir(self, path: Any) -> bool:
+        return await self._kind_of(path) == "directory"
+
+    async def _kind_of(self, path: Any) -> str | None:
+        """Return the type of the item at a path, or None if there is none.
+
+        Other errors are raised. fsspec's `isfile` and `isdir` would return False.
+        """
+        try:
+            return str((await self._info(path))["type"])
+        except ABSENT:
+            return None
+
+
+class CycleSafeWalk(AsyncFileSystem):
+    """`walk` lists a shortcut to a folder that contains it, but does not enter it.
+
+    Folders are compared by the `id` in their `info`. Origins without ids, such as GCS, have no shortcuts.
     """
 
     async def _walk(
@@ -82,36 +100,48 @@ class CycleSafeWalk(AsyncFileSystem):
             if not topdown:
                 yield level
 
-    async def _find_near(
-        self, path: str, prefix: str, maxdepth: int, withdirs: bool, **kwargs: Any
-    ) -> dict[str, dict[str, Any]]:
-        """Return what `find` returns with `maxdepth`, with the infos."""
-        near = await super()._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True, **kwargs)
-        # For a file, fsspec's own `_find` returns an empty info.
-        return {
-            name: info or await self._info(name)
-            for name, info in near.items()
-            if begins_with(name, path, prefix)
-        }
+    def walk(self, path: Any, *args: Any, **options: Any) -> Iterator[tuple[str, Any, Any]]:
+        """Walk as fsspec does, but list a shortcut to a folder that contains it without entering it."""
+        levels = self._walk(path, *args, **options)
+        while (level := sync(self.loop, anext, levels, None)) is not None:
+            yield level
 
-    async def _exists(self, path: Any, **kwargs: Any) -> bool:
-        return await self._kind_of(path) is not None
 
-    async def _isfile(self, path: Any) -> bool:
-        return await self._kind_of(path) == "file"
+class CompleteGet(AsyncFileSystem):
+    """A recursive `get` copies what can be read, and then raises an error that names the rest."""
 
-    async def _isdir(self, path: Any) -> bool:
-        return await self._kind_of(path) == "directory"
+    async def _get(self, rpath: Any, lpath: Any, recursive: bool = False, *args: Any, **kwargs: Any) -> Any:
+        if not recursive:
+            return await super()._get(rpath, lpath, recursive, *args, **kwargs)
+        left: list[CachedFSError] = []
+        copied = await super()._get(rpath, lpath, recursive, *args, left=left, **kwargs)
+        if left:
+            raise _not_copied(left)
+        return copied
 
-    async def _kind_of(self, path: Any) -> str | None:
-        """Return the type of the item at a path, or None if there is none.
-
-        Other errors are raised. fsspec's `isfile` and `isdir` would return False.
-        """
+    async def _get_file(
+        self,
+        rpath: Any,
+        lpath: Any,
+        callback: Any = DEFAULT_CALLBACK,
+        left: list[CachedFSError] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Copy one object to a local file; with `left`, add the error of one that cannot be read to it."""
         try:
-            return str((await self._info(path))["type"])
-        except ABSENT:
-            return None
+            await self._get_one(rpath, lpath, callback)
+        except (NotDownloadable, ObjectNotFound, AccessDenied, QuotaExceeded) as error:
+            if left is None or isinstance(error, SignInRefused):
+                raise
+            left.append(error)
+
+    async def _get_one(self, rpath: Any, lpath: Any, callback: Any) -> None:
+        """Copy one object to a local file, or create a local folder for a folder."""
+        raise NotImplementedError
+
+
+class LiteralNames(HonestErrors):
+    """`cat`, `get`, `copy`, `mv` and `rm` take a path such as `report [1].txt` as a pattern only if nothing has this name."""
 
     def _strip_object(self, path: Any) -> Any:
         """Return the path of an object; unlike a folder's, it may end in a slash."""
@@ -181,33 +211,7 @@ class CycleSafeWalk(AsyncFileSystem):
             lpath = os.fspath(lpath)
             into = lpath.endswith(("/", os.sep)) or LocalFileSystem().isdir(lpath)
             rpath, lpath = _arguments_for_name(rpath, make_path_posix(lpath), names, into=into)
-        if not recursive:
-            return await super()._get(rpath, lpath, recursive, callback, maxdepth=maxdepth, **kwargs)
-        left: list[CachedFSError] = []
-        copied = await super()._get(rpath, lpath, recursive, callback, maxdepth=maxdepth, left=left, **kwargs)
-        if left:
-            raise _not_copied(left)
-        return copied
-
-    async def _get_file(
-        self,
-        rpath: Any,
-        lpath: Any,
-        callback: Any = DEFAULT_CALLBACK,
-        left: list[CachedFSError] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Copy one object to a local file; with `left`, add the error of one that cannot be read to it."""
-        try:
-            await self._get_one(rpath, lpath, callback)
-        except (NotDownloadable, ObjectNotFound, AccessDenied, QuotaExceeded) as error:
-            if left is None or isinstance(error, SignInRefused):
-                raise
-            left.append(error)
-
-    async def _get_one(self, rpath: Any, lpath: Any, callback: Any) -> None:
-        """Copy one object to a local file, or create a local folder for a folder."""
-        raise NotImplementedError
+        return await super()._get(rpath, lpath, recursive, callback, maxdepth=maxdepth, **kwargs)
 
     async def _names_of_literal(self, path: Any, recursive: bool, maxdepth: int | None) -> list[str]:
         """Return the paths to copy if `path` contains wildcards but is the name of something that exists; else [].
@@ -224,11 +228,21 @@ class CycleSafeWalk(AsyncFileSystem):
         names = await self._expand_path(path, recursive, maxdepth)
         return names if name in names and (recursive or await self._isfile(name)) else []
 
-    def walk(self, path: Any, *args: Any, **options: Any) -> Iterator[tuple[str, Any, Any]]:
-        """Walk as fsspec does, but list a shortcut to a folder that contains it without entering it."""
-        levels = self._walk(path, *args, **options)
-        while (level := sync(self.loop, anext, levels, None)) is not None:
-            yield level
+
+class BaseFileSystem(LiteralNames, CompleteGet, CycleSafeWalk):
+    """Base class of our filesystems."""
+
+    async def _find_near(
+        self, path: str, prefix: str, maxdepth: int, withdirs: bool, **kwargs: Any
+    ) -> dict[str, dict[str, Any]]:
+        """Return what `find` returns with `maxdepth`, with the infos."""
+        near = await super()._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True, **kwargs)
+        # For a file, fsspec's own `_find` returns an empty info.
+        return {
+            name: info or await self._info(name)
+            for name, info in near.items()
+            if begins_with(name, path, prefix)
+        }
 
 
 def begins_with(name: str, folder: str, prefix: str) -> bool:
