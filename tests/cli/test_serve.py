@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 
 import boto3
 
+from cachedfs.cli import serve
 from tests.cli.helpers import run, start
 
 
@@ -55,6 +57,23 @@ def test_in_the_background(cloud, tmp_path):
             assert told["environment"]["AWS_SECRET_ACCESS_KEY"] not in file.read()
     finally:
         os.kill(told["pid"], signal.SIGTERM)
+
+
+def test_the_process_in_the_background_gets_what_was_typed(cloud, tmp_path, monkeypatch):
+    cloud.put("a", b"hello")
+    started = []
+    monkeypatch.setattr(
+        serve, "start", lambda line, shown, **how: started.append((line, shown)) or (1, "log")
+    )
+    url = f"gs://{cloud.bucket}"
+    before = ["--cache-dir", str(tmp_path), "-o", "max_age=5"]
+    run(*before, "serve", "--daemon", "-o", "token=anon", "--port", "0", "--anonymous", "--", f"data={url}")
+    [(line, shown)] = started
+    port = line[-3]
+    assert re.fullmatch(r"--port=\d{4,5}", port)
+    typed = ["-o", "token=anon", "--port", "0", "--anonymous", "--is-background", port, "--", f"data={url}"]
+    assert line == ["--option=max_age=5", f"--cache-dir={tmp_path}", "serve", *typed]
+    assert shown == ["serve", f"data={url}"]
 
 
 def test_mistakes(cloud):
