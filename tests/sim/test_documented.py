@@ -41,5 +41,3 @@ def test_a_session_sends_only_documented_requests() -> None:
     assert [problem for request in log for problem in problems_of_request(request)] == []
     kinds = {"list", "get", "media", "upload", "create", "update", "copy", "ids", "drives"}
     assert kinds <= {request.kind for request in log}
-
-
