@@ -47,7 +47,7 @@ def test_prefetch_names_what_cannot_be_had_and_fetches_the_rest(cloud):
 
 
 def test_prefetch_of_more_than_fits_stops_and_says_so(cloud, monkeypatch):
-    monkeypatch.setattr(prefetch, "HELD_S", 0.05)
+    monkeypatch.setattr(prefetch, "HELD_S", 0.2)
     for i in range(30):
         cloud.put(f"d/{i:02}", noise(MiB, i))
     url = cloud.url("d", "gs://")
@@ -60,7 +60,7 @@ def test_prefetch_of_more_than_fits_stops_and_says_so(cloud, monkeypatch):
 
 
 def test_prefetch_of_one_url_does_not_drive_out_that_of_another(cloud, monkeypatch):
-    monkeypatch.setattr(prefetch, "HELD_S", 0.05)
+    monkeypatch.setattr(prefetch, "HELD_S", 0.2)
     for name, n in (("a", 8), ("b", 24)):
         for i in range(n):
             cloud.put(f"{name}/{i:02}", noise(MiB, i))
