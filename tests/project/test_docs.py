@@ -176,9 +176,10 @@ def drive_with_data() -> Iterator[DriveServer]:
         yield server
 
 
-def s3_with_data() -> contextlib.AbstractContextManager[Any]:
-    """A simulated S3 with the objects that its page names; None where there is no moto."""
-    if importlib.util.find_spec("moto") is None or importlib.util.find_spec("s3fs") is None:
+def s3_with_data(page: str) -> contextlib.AbstractContextManager[Any]:
+    """A simulated S3 with the objects that a page names; None if it names none, or where there is no moto."""
+    is_here = importlib.util.find_spec("moto") is not None and importlib.util.find_spec("s3fs") is not None
+    if not is_here or not any("s3://" in block.text for block in blocks_of(read(page)) if block.runs):
         return contextlib.nullcontext()
     from tests.s3_server import S3Server
 
@@ -223,7 +224,7 @@ def numbers_of(text: str) -> tuple[list[int], list[str]]:
 
 
 @pytest.fixture
-def new_home(tmp_path, monkeypatch, default_patience):
+def new_home(request, tmp_path, monkeypatch, default_patience):
     """An empty home directory and the configuration of a new user, in which a page runs like a new process."""
     monkeypatch.chdir(tmp_path)
     # Pages show the number of requests; simulated latency would only slow the test.
@@ -232,7 +233,8 @@ def new_home(tmp_path, monkeypatch, default_patience):
     # If a page sets a variable before gcsfs is imported, gcsfs registers this class.
     monkeypatch.setitem(_registry, "gs", gcsfs.core.GCSFileSystem)
     variables = {k: v for k, v in os.environ.items() if not k.startswith(("FSSPEC_", "GCSFS_", "XDG_"))}
-    with cloud_with_data() as server, drive_with_data() as drive, s3_with_data() as s3:
+    page = request.node.callspec.params["page"] if hasattr(request.node, "callspec") else "docs/start.md"
+    with cloud_with_data() as server, drive_with_data() as drive, s3_with_data(page) as s3:
         conf = {
             "gs": {"token": "anon", "endpoint_url": server.endpoint_url},
             "drive": {"token": "anon", "endpoint_url": drive.endpoint_url},
