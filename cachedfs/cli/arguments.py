@@ -63,6 +63,7 @@ class CommonOptions(typer.Context):
 
     url: str | None = None
     has_failed = False
+    typed: Sequence[str] = ()  # after the command's name
 
     def _values(self, name: str) -> list[Any]:
         """Return the values of an option, those that come later and win at the end."""
@@ -85,6 +86,16 @@ class CommonOptions(typer.Context):
     @property
     def options(self) -> list[str]:
         return [text for texts in self._values("options") for text in texts]
+
+    def in_foreground(self, *more: str) -> list[str]:
+        """Return the command line of this command without `--daemon`; options in `more` win over typed ones."""
+        before = self.find_root().params
+        line = [f"--option={text}" for text in before.get("options") or ()]
+        line += ["--debug"] if before.get("debug") else []
+        line += [f"--cache-dir={before['cache_dir']}"] if before.get("cache_dir") is not None else []
+        typed = [text for text in self.typed if text != "--daemon"]
+        at = typed.index("--") if "--" in typed else len(typed)
+        return [*line, str(self.info_name), *typed[:at], *more, *typed[at:]]
 
     def split(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the options of cachedfs and those of the origin. Raises BadParameter for an invalid one."""
@@ -196,6 +207,7 @@ class Command(TyperCommand):
         if found := SPLIT.search("\n".join(args)):
             whole = shlex.quote(found[0].replace("\n", " "))
             raise typer.BadParameter(f"the shell split it at its blanks; quote it: {whole}", param_hint="URL")
+        ctx.typed = tuple(args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: CommonOptions) -> None:  # type: ignore[override]

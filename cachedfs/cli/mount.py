@@ -62,13 +62,8 @@ def mount(
     check_folder(folder)
     temporary = temporary_folder(temporary, location.cache.root) if write else None
     if daemon:
-        flags = {"--write": write, "--allow-other": allow_other, "--debug": common.debug}
-        values = {"temporary": temporary, "uid": uid, "gid": gid, "cache-dir": common.cache_dir}
-        arguments = [name for name, is_set in flags.items() if is_set]
-        arguments += [f"--{name}={value}" for name, value in values.items() if value is not None]
-        arguments += [f"--option={text}" for text in common.options]
         pid, log = start(
-            ["mount", *arguments, url, folder],
+            common.in_foreground(),
             ["mount", public_url(url), folder],
             log=log or log_of("mount", folder),
             is_ready=lambda said: os.path.ismount(folder),

@@ -83,13 +83,18 @@ def serve(
     if not anonymous:
         access_key, secret_key = (access_key, secret_key) if access_key else new_keys()
         how |= {"access_key": access_key, "secret_key": secret_key}
-    many = {"domain": domain or [], "allow-origin": allow_origin or [], "option": common.options}
     if daemon:
-        how["port"] = usable_port(port)
-        pid, log = in_background(common, urls, how, many, log)
-        address = S3Address(
-            f"{'https' if tls_cert else 'http'}://{host}:{how['port']}", access_key, secret_key
+        port = usable_port(port)
+        more = ["--is-background", f"--port={port}"]
+        more += [] if anonymous else [f"--access-key={access_key}", f"--secret-key={secret_key}"]
+        pid, log = start(
+            common.in_foreground(*more),
+            ["serve", *(f"{name}={public_url(url)}" for name, url in urls.items())],
+            log=log or log_of("serve", f"-{port}"),
+            is_ready=lambda said: READY in said().decode(errors="replace").splitlines(),
+            failed=f"port {port} is not served",
         )
+        address = S3Address(f"{'https' if tls_cert else 'http'}://{host}:{port}", access_key, secret_key)
         show(common, address, urls, pid=pid, log=log)
         return
     located = {name: cached_url(url) for name, url in urls.items()}
@@ -122,30 +127,6 @@ def options_for(urls: Iterable[str], common: CommonOptions) -> dict[str, Any]:
     ours, theirs = common.split()
     protocols = {url.rpartition("::")[2].partition("://")[0] for url in urls}
     return ours | {ORIGINS.get(each, each): theirs for each in protocols}
-
-
-def in_background(
-    common: CommonOptions,
-    urls: dict[str, str],
-    how: dict[str, Any],
-    many: dict[str, list[str]],
-    log: str | None,
-) -> tuple[int, str]:
-    """Run this command in the background; return its pid and log."""
-    arguments = ["--is-background", *(f"--{name}" for name in ("anonymous",) if how.pop(name))]
-    arguments += ["--debug"] if common.debug else []
-    values = how | {"cache-dir": common.cache_dir}
-    arguments += [
-        f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None
-    ]
-    arguments += [f"--{name}={value}" for name, texts in many.items() for value in texts]
-    return start(
-        ["serve", *arguments, *(f"{name}={url}" for name, url in urls.items())],
-        ["serve", *(f"{name}={public_url(url)}" for name, url in urls.items())],
-        log=log or log_of("serve", f"-{how['port']}"),
-        is_ready=lambda said: READY in said().decode(errors="replace").splitlines(),
-        failed=f"port {how['port']} is not served",
-    )
 
 
 def show(common: CommonOptions, server: S3Address, urls: dict[str, str], **process: Any) -> None:

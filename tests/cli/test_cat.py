@@ -7,7 +7,7 @@ from tests.support import MiB, forget, noise
 
 
 def test_cat_gives_the_bytes_and_the_second_one_asks_nobody(cloud):
-    data = cloud.put("big", noise(20 * MiB + 7))
+    data = cloud.put("big", noise(9 * MiB + 7))
     small = cloud.put("small", noise(100))
     urls = [cloud.url("big", "gs://"), cloud.url("small", "gs://")]
     assert run("cat", *urls).stdout_bytes == data + small
@@ -25,7 +25,7 @@ def test_cat_ranges_are_slices(cloud):
 
 
 def test_cat_of_a_small_range_is_one_request(cloud):
-    cloud.put("key", noise(20 * MiB))
+    cloud.put("key", noise(10 * MiB))
     run("cat", "--range", "9000000:9000010", cloud.url("key", "gs://"))
     assert cloud.asked() == ["media"]
 
@@ -47,17 +47,17 @@ def test_cat_of_a_pattern_is_all_of_them_by_name(cloud):
 
 
 def test_cat_into_a_file_shows_how_far_it_is_and_leaves_only_bytes(cloud, tmp_path):
-    data = cloud.put("big", noise(20 * MiB))
+    data = cloud.put("big", noise(9 * MiB))
     url = cloud.url("big", "gs://")
     for option, is_shown in ([], True), (["--json"], False):
         with open(tmp_path / "copy", "w") as copy:
             seen = in_terminal("cat", *option, url, stdout=copy, TERM="xterm")
-        assert ("/21.0 MB" in seen) == is_shown
+        assert ("/9.4 MB" in seen) == is_shown
         assert (tmp_path / "copy").read_bytes() == data
 
 
 def test_cat_ends_quietly_when_its_reader_does(cloud):
-    cloud.put("key", noise(30 * MiB))
+    cloud.put("key", noise(12 * MiB))
     process = start(cloud, "cat", cloud.url("key", "gs://"))
     assert len(process.stdout.read(10)) == 10
     process.stdout.close()

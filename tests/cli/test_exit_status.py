@@ -92,11 +92,9 @@ def test_ctrl_c_while_the_cloud_does_not_answer(cloud, command, kind):
     assert interrupted(lambda: cloud.server.count(kind=kind), command, cloud.url("d", "gs://")) == ""
 
 
-@pytest.mark.parametrize("line", ["stats", "cat"])
-def test_with_its_output_closed_a_command_does_its_work(cloud, line):
+def test_with_its_output_closed_a_command_does_its_work(cloud):
     cloud.put("key", b"data")
-    url = "" if line == "stats" else cloud.url("key", "gs://")
-    command = f'"{sys.executable}" -m cachedfs {line} {url} >&-'
+    command = f'"{sys.executable}" -m cachedfs cat {cloud.url("key", "gs://")} >&-'
     done = subprocess.run(
         command, shell=True, env=cloud._environment(), stderr=subprocess.PIPE, text=True, timeout=600
     )
@@ -113,9 +111,7 @@ def test_without_its_packages_it_says_what_to_install(cloud, package):
     assert done.stderr == 'The command line needs typer and rich: pip install "cachedfs[cli]"\n'
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [("conf.json", '{"gs": '), ("conf.json", "[1]"), ("a.ini", "token")]
-)
+@pytest.mark.parametrize(("name", "text"), [("conf.json", '{"gs": '), ("a.ini", "token")])
 def test_a_damaged_configuration_is_named(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     environ = {**os.environ, "FSSPEC_CONFIG_DIR": str(tmp_path)}

@@ -2,12 +2,11 @@
 
 import json
 import re
-import signal
 
-from cachedfs.cli.arguments import INTERRUPTED
+from cachedfs.cli import prefetch
 from cachedfs.sim import Fault
-from tests.cli.helpers import in_terminal, json_of, run, start
-from tests.support import MiB, forget, noise, until
+from tests.cli.helpers import in_terminal, interrupted, json_of, run
+from tests.support import MiB, forget, noise
 
 
 def test_prefetch_fills_the_cache_and_run_again_fetches_nothing(cloud):
@@ -47,7 +46,8 @@ def test_prefetch_names_what_cannot_be_had_and_fetches_the_rest(cloud):
     }
 
 
-def test_prefetch_of_more_than_fits_stops_and_says_so(cloud):
+def test_prefetch_of_more_than_fits_stops_and_says_so(cloud, monkeypatch):
+    monkeypatch.setattr(prefetch, "HELD_S", 0.2)
     for i in range(30):
         cloud.put(f"d/{i:02}", noise(MiB, i))
     url = cloud.url("d", "gs://")
@@ -59,7 +59,8 @@ def test_prefetch_of_more_than_fits_stops_and_says_so(cloud):
     assert cloud.server.bytes_sent() - sent <= 3 * MiB  # what is here is not fetched again, and stays
 
 
-def test_prefetch_of_one_url_does_not_drive_out_that_of_another(cloud):
+def test_prefetch_of_one_url_does_not_drive_out_that_of_another(cloud, monkeypatch):
+    monkeypatch.setattr(prefetch, "HELD_S", 0.2)
     for name, n in (("a", 8), ("b", 24)):
         for i in range(n):
             cloud.put(f"{name}/{i:02}", noise(MiB, i))
@@ -77,14 +78,13 @@ def test_prefetch_goes_on_after_an_interrupt(cloud):
     for i in range(40):
         cloud.put(f"d/{i:02}", noise(1000, i))
     cloud.server.fail(Fault(kind="media", nth=20, times=None, stall_s=3600))
-    process = start(cloud, "prefetch", cloud.url("d", "gs://"))
-    until(lambda: len(cloud.server.requests) > 20)
-    until(lambda: len(list(cloud.cache_dir.glob("cachedfs-*/blocks/*/*"))) >= 15)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
-    assert (process.returncode, out) == (INTERRUPTED, b"")
-    assert b"; run the same command again to continue\n" in err
-    assert b"Traceback" not in err
+
+    def is_half_done():
+        blocks = len(list(cloud.cache_dir.glob("cachedfs-*/blocks/*/*")))
+        return len(cloud.server.requests) > 20 and blocks >= 15
+
+    said = interrupted(is_half_done, "prefetch", cloud.url("d", "gs://"))
+    assert said.endswith("; run the same command again to continue\n")
     cloud.server.heal()
     done = json_of("prefetch", cloud.url("d", "gs://"))
     assert done["files"] == 40

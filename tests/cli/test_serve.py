@@ -2,13 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 
 import boto3
-import pytest
 
+from cachedfs.cli import serve
 from tests.cli.helpers import run, start
 
 
@@ -22,17 +23,19 @@ def read(environment, bucket, key):
     return boto3.client("s3", **options).get_object(Bucket=bucket, Key=key)["Body"].read()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_serves_until_it_is_told_to_end(cloud, number):
+def test_it_serves_with_given_keys_until_it_is_told_to_end(cloud, monkeypatch):
     cloud.put("top/a", b"hello")
+    monkeypatch.setenv("CACHEDFS_SERVE_ACCESS_KEY", "mine")
+    monkeypatch.setenv("CACHEDFS_SERVE_SECRET_KEY", "secret")
     process = start(cloud, "serve", "--port", "0", f"data=gs://{cloud.bucket}/top")
     lines = [process.stdout.readline().decode() for _ in range(14)]
     assert lines[0].startswith("serving data at http://127.0.0.1:")
     environment = dict(
         line.removeprefix("export ").strip().split("=", 1) for line in lines if "export" in line
     )
+    assert (environment["AWS_ACCESS_KEY_ID"], environment["AWS_SECRET_ACCESS_KEY"]) == ("mine", "secret")
     assert read(environment, "data", "a") == b"hello"
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=600)
     assert (process.returncode, out, err) == (0, b"", b"")
     assert 'pl.scan_parquet("s3://data/a.parquet")' in "".join(lines)
@@ -56,19 +59,21 @@ def test_in_the_background(cloud, tmp_path):
         os.kill(told["pid"], signal.SIGTERM)
 
 
-def test_given_keys(cloud, monkeypatch):
+def test_the_process_in_the_background_gets_what_was_typed(cloud, tmp_path, monkeypatch):
     cloud.put("a", b"hello")
-    monkeypatch.setenv("CACHEDFS_SERVE_ACCESS_KEY", "mine")
-    monkeypatch.setenv("CACHEDFS_SERVE_SECRET_KEY", "secret")
-    process = start(cloud, "serve", "--json", "--port", "0", f"data=gs://{cloud.bucket}")
-    said = ""
-    while not said.endswith("}\n}\n"):
-        said += process.stdout.readline().decode()
-    environment = json.loads(said)["environment"]
-    assert (environment["AWS_ACCESS_KEY_ID"], environment["AWS_SECRET_ACCESS_KEY"]) == ("mine", "secret")
-    assert read(environment, "data", "a") == b"hello"
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=600)
+    started = []
+    monkeypatch.setattr(
+        serve, "start", lambda line, shown, **how: started.append((line, shown)) or (1, "log")
+    )
+    url = f"gs://{cloud.bucket}"
+    before = ["--cache-dir", str(tmp_path), "-o", "max_age=5"]
+    run(*before, "serve", "--daemon", "-o", "token=anon", "--port", "0", "--anonymous", "--", f"data={url}")
+    [(line, shown)] = started
+    port = line[-3]
+    assert re.fullmatch(r"--port=\d{4,5}", port)
+    typed = ["-o", "token=anon", "--port", "0", "--anonymous", "--is-background", port, "--", f"data={url}"]
+    assert line == ["--option=max_age=5", f"--cache-dir={tmp_path}", "serve", *typed]
+    assert shown == ["serve", f"data={url}"]
 
 
 def test_mistakes(cloud):

@@ -56,16 +56,18 @@ def modules():
     return found
 
 
+@functools.cache
 def imports(tree):
-    """Yield the dotted names that a module imports, also inside functions and for types."""
+    """Return the dotted names that a module imports, also inside functions and for types."""
+    found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "a relative import"
-            for alias in node.names:
-                name = f"{node.module}.{alias.name}"
-                yield name if name in modules() else node.module
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {name if name in modules() else node.module for name in names}
+    return found
 
 
 def test_every_package_has_a_layer():
@@ -129,7 +131,7 @@ def test_no_two_public_classes_have_one_name():
 
 def test_no_pickle_and_no_print():
     for module, tree in modules().items():
-        assert not {*imports(tree)} & {"pickle", "marshal", "shelve"}, module
+        assert not imports(tree) & {"pickle", "marshal", "shelve"}, module
         if module != "cachedfs" and package_of(module) not in PRINTING:
             called = {node.func.id for node in ast.walk(tree) if is_plain_call(node)}
             assert "print" not in called, module

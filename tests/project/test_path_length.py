@@ -129,11 +129,8 @@ def counted(cloud, monkeypatch):
     return found
 
 
-def test_a_read_passes_through_few_functions(counted):
+def test_a_read_passes_through_few_short_functions(counted):
     assert {name: len(codes) for name, codes in counted.items() if len(codes) > MOST[name]} == {}
-
-
-def test_functions_on_these_paths_are_short(counted):
     found = lengths(set(itertools.chain(*counted.values())))
     assert found[int(0.9 * len(found))] <= 25, sorted(
         (max(line for *_, line in c.co_lines() if line) - c.co_firstlineno + 1, c.co_qualname)

@@ -236,17 +236,6 @@ def test_a_program_writes_its_events_at_exit(tmp_path):
     assert [wait.path for wait in read(tmp_path).waits] == ["b/k"]
 
 
-def test_a_truncated_line_is_skipped(cloud, folder):
-    cloud.put("key", noise(MiB))
-    CachedGCSFileSystem().cat_file(cloud.path("key"))
-    forget()
-    (path,) = folder.glob("*.jsonl")
-    whole, data = read(folder), path.read_bytes()
-    path.write_bytes(data[:-5])
-    cut = read(folder)
-    assert (cut.n_cut, len(cut.requests)) == (1, len(whole.requests))
-
-
 @pytest.mark.parametrize("n_together", [1, 7, 1000])
 def test_a_file_is_bounded(tmp_path, n_together):
     log = event_log.EventLog(str(tmp_path), most=2000)

@@ -18,7 +18,7 @@ from tests.support import MiB, forget, noise
 
 pytest.importorskip("matplotlib")
 
-from cachedfs.report.charts import BACKGROUND, COLOURS, INK, pictures
+from cachedfs.report.charts import pictures
 
 LOOK = """(() => {
   const seen = e => { const r = e.getBoundingClientRect(); return r.width > 0 && r.height > 0 };
@@ -131,26 +131,3 @@ def test_without_events_the_error_says_how_to_record_some(tmp_path, monkeypatch)
     monkeypatch.delenv(event_log.VARIABLE, raising=False)
     assert "CACHEDFS_EVENTS" in report(tmp_path, status=1).stderr
     assert "CACHEDFS_EVENTS" in report(status=2).stderr
-
-
-# Colours
-
-
-def luminance(colour):
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def contrast(one, other):
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
-
-
-@pytest.mark.parametrize("name", COLOURS)
-def test_drawn_shapes_have_enough_contrast(name):
-    assert contrast(COLOURS[name], BACKGROUND) >= 3  # WCAG 2.1, 1.4.11
-
-
-def test_text_has_enough_contrast():
-    assert contrast(INK, BACKGROUND) >= 7  # 1.4.6
