@@ -380,3 +380,13 @@ def test_a_block_with_an_impossible_place_is_removed_when_blocks_are_counted(cac
     recount(cache)
     assert not forged.exists()
     assert cache.usage()[0] == 1
+
+
+def test_a_descriptor_that_cannot_be_looked_at_is_let_go_and_opened_again(cache, monkeypatch):
+    put(cache, KEY, 0)
+    whole(cache, KEY, 0)
+    with monkeypatch.context() as patch:
+        replace_call(patch, "os.fstat", failing(errno.EIO))
+        cache.close_deleted()
+    assert left_open(f"{cache.root}/blocks") == []
+    assert whole(cache, KEY, 0) == content(KEY, 0)

@@ -690,3 +690,19 @@ def test_a_failed_commit_leaves_no_reservation(cache, monkeypatch):
     assert cache.space.writing == set()
     put(cache, key_of(), 0)
     assert whole(cache, key_of(), 0) == content(key_of(), 0)
+
+
+def test_a_failed_write_makes_no_index_in_a_cache_that_is_being_deleted(cache, monkeypatch):
+    put(cache, key_of(), 0)
+
+    def deleted(*args):
+        Path(cache._own.index_path).unlink()
+        full()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write_file", deleted)
+        with pytest.raises(CacheError):
+            put(cache, key_of(), 1)
+    assert not os.path.exists(cache._own.index_path)
+    put(cache, key_of(), 1)
+    assert audit(cache).ok

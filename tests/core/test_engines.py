@@ -56,3 +56,11 @@ def test_where_nothing_can_be_written_nothing_is_cached(no_home, monkeypatch):
     cache = engines.engine_for(Config()).cache
     assert cache.root is None
     assert "give another cache_dir" in cache.cannot_store
+
+
+def test_with_a_home_on_a_network_the_temporary_folder_is_used(no_home, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(engines, "is_network", lambda path: True)
+    assert os.path.dirname(root_of_default()) == str(no_home)
+    (message,) = caplog.messages
+    assert message.startswith(f"{tmp_path}/home is on a network file system, so")

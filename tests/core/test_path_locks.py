@@ -94,3 +94,13 @@ async def test_a_canceled_caller_leaves_nothing(cache, monkeypatch):
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert not locks._seen
+
+
+async def test_a_holder_of_another_container_is_waited_for_in_the_same_way(cache, time, monkeypatch, caplog):
+    assert cache.locks.take(LOCK)
+    monkeypatch.setattr(cache.locks, "holder", lambda lock: None)
+    unseen = "a process that cannot be seen from here, as one of another container"
+    with pytest.raises(CachedFSError, match=rf"{unseen} is changing it.*Continue it or end it"):
+        async with PathLocks(cache).held(*PATH):
+            pass
+    assert f"waiting for {unseen}, which is changing it" in caplog.text

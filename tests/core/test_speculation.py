@@ -260,3 +260,12 @@ async def test_link_stats_contain_only_measured_values(queue):
     # Shared with two that wait half of their time.
     queue.ahead.record_timing(queue.origin, wait_s=1.0, size=20 * MiB, took_s=1.0)
     assert queue.ahead.link_stats(queue.origin) == LinkStats(4, 2.0, 20 * MiB, 4)
+
+
+async def test_an_unexpected_error_in_one_request_does_not_stop_the_others(queue):
+    def broken():
+        raise RuntimeError("a mistake of ours")
+
+    queue.ahead.submit(SpeculativeRequest("other", MiB, broken, lambda: queue.origin))
+    queue.candidate("a")
+    assert queue.sent == ["a"]

@@ -75,3 +75,11 @@ def test_prefetch_gives_up_what_it_reads_furthest_ahead(cloud):
     order = chance.sample(units, 4 * n)
     assert is_best(order, n // 2, read_with_prefetch(cloud, fs, path, order, window=8), window=8)
     assert not fs._objects.engine.store_queue.plans
+
+
+def test_an_epoch_of_more_items_than_are_known_at_first_is_removed_by_its_order_too(cloud, monkeypatch):
+    monkeypatch.setattr("cachedfs.prefetch.plan.NEAR", 8)
+    fs, path, n = with_room_for_half(cloud, cache_size=60 * BLOCK)
+    chance = random.Random(0)
+    order = [index for _ in range(3) for index in chance.sample(range(n), n)]
+    assert is_best(order, n // 2, read_with_prefetch(cloud, fs, path, order, window=8), window=8)
