@@ -148,10 +148,10 @@ class MetadataStore(FeedStore):
             return None, None
         return newest, listed
 
-    def keep_records(self, records: Sequence[MetadataRecord]) -> None:
-        """Store metadata entries, each replacing an older one of its path. Raises CacheError."""
+    def keep_records(self, records: Sequence[MetadataRecord], *, waits: bool = False) -> None:
+        """Store metadata entries, each replacing an older one of its path. Raises CacheError. `waits`: as in `writing`."""
         try:
-            with self._own.writing("metadata cannot be stored") as rows:
+            with self._own.writing("metadata cannot be stored", waits=waits) as rows:
                 self.add_records(rows, records)
         except CacheError:
             for each in map(_as_stored, records):

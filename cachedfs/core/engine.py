@@ -10,9 +10,8 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -20,16 +19,16 @@ from fsspec.utils import tokenize
 
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.common import event_log
-from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.common.single_flight import SingleFlight
 from cachedfs.common.types import Counted, ObjectKey, Stats
 from cachedfs.config import Config, SharedOptions
 from cachedfs.core.download import Download, FetchedBlock
+from cachedfs.core.event_loop import EventLoopThread
 from cachedfs.core.path_locks import PathLocks
 from cachedfs.core.polling import OVERDUE_S, poll
 from cachedfs.core.speculation import SpeculativeQueue
 from cachedfs.core.store_queue import StoreQueue
-from cachedfs.errors import CacheError, OriginUnavailable
+from cachedfs.errors import CacheError
 from cachedfs.origins.base import Origin
 from cachedfs.origins.drive.quota import QuotaMeter
 from cachedfs.origins.registry import open_origin
@@ -41,20 +40,15 @@ logger = logging.getLogger("cachedfs.core")
 
 T = TypeVar("T")
 
-LOOK_S = 1.0  # a waiting thread looks for an interrupt
-DRAIN_S = 5.0  # longest wait for requests to end at exit
-WORKERS = 64  # threads for sync origins and for copying many cached blocks; started on demand
 MOST_IN_MEMORY = 64 << 20  # bytes of a readahead window of which nothing can be stored
 WINDOW_SHARE = 4  # a readahead window is at most 1 / WINDOW_SHARE of the cache
 QUOTA_S = 3.0  # from the first request that is counted against a quota until the counts are stored
 UNREACHABLE_S = 30.0  # how long an origin counts as unreachable after a failed connection
 PUBLISH_S = 1.0  # between two additions to the statistics of all processes
-DEADLOCK = "a blocking call on the event loop thread of cachedfs would deadlock: call the async method"
-EXITING = "the process is exiting: the read was canceled"
 COUNTED = Counted._fields[:-1]
 
 
-class Engine:
+class Engine(EventLoopThread):
     """One per process, cache directory and shared cache; all filesystem instances that use them share it.
 
     Creating one sends no request. Its event loop and thread start with the first miss, so a process that only has
@@ -64,6 +58,7 @@ class Engine:
     max_queued = 64 << 20  # limit of bytes not stored yet; above it, no response bytes are read
 
     def __init__(self, directory: str, *, explicit: bool, shared: SharedOptions | None = None) -> None:
+        super().__init__()
         self.pid = os.getpid()
         self.cache_dir = directory
         self.cache = BlockStore(directory, explicit=explicit)
@@ -93,142 +88,10 @@ class Engine:
         self.histories: OrderedDict[str, Any] = OrderedDict()
         self.users: WeakSet[Any] = WeakSet()  # those whose `engine_closed` is called once this one is closed
         self._quota_meters: dict[str, QuotaMeter] = {}
-        self.folder_names: dict[tuple[str, str], Any] = {}  # see `Lookups`; by caller key and folder
+        self.folder_names: dict[tuple[str, str], Any] = {}  # see `NameListings`; by caller key and folder
         self._lookup_slots: dict[tuple[str, int], asyncio.Semaphore] = {}  # by identity and size
         self._unreachable: dict[str, float] = {}  # identity -> monotonic time until which it is unreachable
-        # Tasks that this engine owns until they end, by their coroutines. Event loop thread only.
-        self._tasks: dict[Coroutine[Any, Any, Any], asyncio.Task[Any]] = {}
-        # Of each coroutine that another thread or loop waits for: what is called with its task, or with None if the loop
-        # has closed before it ended.
-        self._callers: dict[Coroutine[Any, Any, Any], Callable[[asyncio.Task[Any] | None], object]] = {}
-        self._loop_lock = threading.Lock()  # guards the start of the loop
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self.thread: threading.Thread | None = (
-            None  # of the event loop: a blocking call would wait for itself there
-        )
-        self._workers: DaemonThreadPool
         event_log.watch(self)
-
-    # The event loop and calls into it.
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The engine's own event loop, running in its own thread."""
-        if self._loop is None:
-            with self._loop_lock:
-                if self._loop is None:
-                    self._loop = self._start_loop()
-        return self._loop
-
-    def _start_loop(self) -> asyncio.AbstractEventLoop:
-        loop = asyncio.new_event_loop()
-        self._workers = DaemonThreadPool(WORKERS, "cachedfs-work")
-        loop.set_default_executor(self._workers)
-        self.thread = threading.Thread(target=self._run, args=(loop,), name="cachedfs-io", daemon=True)
-        try:
-            self.thread.start()
-        except RuntimeError as error:  # too many threads, or (Python 3.12) the main thread has ended
-            loop.close()
-            raise OriginUnavailable(f"nothing can be fetched: {error}") from error
-        return loop
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run `coroutine` on the event loop from another thread and return its result; an interrupt cancels it."""
-        ended: SimpleQueue[asyncio.Task[T] | None] = SimpleQueue()
-        try:
-            if threading.current_thread() is self.thread:
-                raise RuntimeError(DEADLOCK)
-            self._begin(coroutine, ended.put)
-            while True:  # CPython does not notice a Ctrl-C that comes just before a thread begins to wait
-                with contextlib.suppress(Empty):
-                    task = ended.get(timeout=LOOK_S)
-                    break
-            if task is None:
-                raise OriginUnavailable(EXITING)
-        except BaseException:  # usually KeyboardInterrupt
-            self._cancel_soon(coroutine)
-            raise
-        finally:
-            self._callers.pop(coroutine, None)
-        try:
-            return task.result()
-        except asyncio.CancelledError:
-            raise OriginUnavailable(EXITING) from None
-        finally:
-            del task  # its error refers to this frame
-
-    async def await_on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run `coroutine` on the engine's event loop, and await it from the caller's event loop.
-
-        With `asyncio.run_coroutine_threadsafe` this would take twice as long.
-        """
-        caller = asyncio.get_running_loop()
-        if caller is self._loop:
-            return await coroutine
-        ended: asyncio.Future[asyncio.Task[T] | None] = caller.create_future()
-
-        def answer(task: asyncio.Task[T] | None) -> None:
-            with contextlib.suppress(RuntimeError):  # the caller's loop is closed: nobody waits
-                caller.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(task))
-
-        try:
-            self._begin(coroutine, answer)
-            task = await ended
-            if task is None:
-                raise OriginUnavailable(EXITING)
-        except BaseException:  # usually CancelledError
-            self._cancel_soon(coroutine)
-            raise
-        finally:
-            self._callers.pop(coroutine, None)
-        try:
-            return task.result()
-        except asyncio.CancelledError:
-            raise OriginUnavailable(EXITING) from None
-
-    def _begin(
-        self, coroutine: Coroutine[Any, Any, T], ended: Callable[[asyncio.Task[T] | None], object]
-    ) -> None:
-        """Start a task from another thread, and call `ended` with it at its end; with None if the loop ends before."""
-        self._callers[coroutine] = ended
-        try:
-            (self._loop or self.loop).call_soon_threadsafe(self.spawn, coroutine, ended)
-        except RuntimeError:  # the loop has just been closed
-            ended(None)
-
-    def spawn(
-        self, coroutine: Coroutine[Any, Any, T], ended: Callable[[asyncio.Task[T]], object] | None = None
-    ) -> asyncio.Task[T]:
-        """Start a task that the engine owns until it ends, and call `ended` then. Event loop thread only."""
-        task = self._tasks[coroutine] = asyncio.get_running_loop().create_task(coroutine)
-        task.add_done_callback(partial(self._tasks.pop, coroutine))
-        if ended is not None:
-            task.add_done_callback(ended)
-        return task
-
-    def _cancel_soon(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Cancel a coroutine that the loop may have or not: an interrupt leaves that unknown."""
-
-        def cancel() -> None:
-            if (task := self._tasks.get(coroutine)) is None:
-                coroutine.close()
-            else:
-                task.cancel()
-                task.add_done_callback(lambda task: task.cancelled() or task.exception())
-
-        if not self.call_soon(cancel):  # runs after `spawn`, if that was scheduled
-            with contextlib.suppress(RuntimeError):  # it began, and waits again as it is closed
-                coroutine.close()
-
-    def call_soon(self, function: Callable[..., object], *args: Any) -> bool:
-        """Schedule `function` on the event loop from any thread; return False, and do nothing, without a loop."""
-        if self._loop is None:
-            return False
-        try:
-            self._loop.call_soon_threadsafe(function, *args)
-            return True
-        except RuntimeError:  # the loop has just been closed
-            return False
 
     # Shared by the filesystem instances.
 
@@ -418,8 +281,7 @@ class Engine:
         Called when the process exits.
         """
         self.disconnect()
-        if self._loop is not None and self.thread is not None and self.thread.is_alive():
-            self._end_loop(self._loop, self.thread)
+        self._end_loop(self._close_origins)
         self.drain()
         self.store_queue.close()
         if self.shared is not None:
@@ -433,42 +295,7 @@ class Engine:
                 meter.store()
         self.cache.close()
 
-    def _end_loop(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-        # Canceled tasks have no reader left: keep asyncio from reporting them.
-        loop.set_exception_handler(lambda loop, context: None)
-        try:
-            asyncio.run_coroutine_threadsafe(self._shut_down(), loop).result(DRAIN_S)
-        except Exception as error:  # the remaining steps must run whatever fails here
-            logger.debug("requests did not end in time: %s", error)
-        # Before the loop stops: canceled futures notify it.
-        self._workers.shutdown(wait=False, cancel_futures=True)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(1.0)
-
-    async def _shut_down(self) -> None:
-        """Cancel all tasks and close the origins.
-
-        Reads from other threads then get an error instead of hanging.
-        """
-        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    async def _close_origins(self) -> None:
         for origin in self._origins.values():
             with contextlib.suppress(Exception):  # the other origins must still be closed
                 await origin.aclose()
-
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run the event loop in its thread, then close it, and answer those who still wait.
-
-        `_end_loop` waits only one second for its end, so it cannot close it.
-        """
-        with self._loop_lock:  # after an interrupt of its start, it is not used
-            is_used = self._loop is loop
-        try:
-            if is_used:
-                loop.run_forever()
-        finally:
-            loop.close()
-            for answer in list(self._callers.values()) if is_used else ():
-                answer(None)

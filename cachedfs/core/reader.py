@@ -18,7 +18,8 @@ from cachedfs.common.urls import without_slash
 from cachedfs.config import FIRST_AT_ONCE
 from cachedfs.core.download import ALL, Download, DownloadStopped
 from cachedfs.core.downloads import Downloads
-from cachedfs.core.lookups import Lookups, one_call
+from cachedfs.core.lookups import Lookups
+from cachedfs.core.name_listings import one_call
 from cachedfs.core.objects import Entry, Objects
 from cachedfs.core.readahead import Readahead
 from cachedfs.core.version import Version

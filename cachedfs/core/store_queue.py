@@ -168,7 +168,7 @@ class StoreQueue:
                 self.queued_bytes -= sum([block.size for block in blocks])
             self._attempt(self._stored, blocks, are_stored)
         if records:
-            self._attempt(self._cache.metadata.keep_records, records)
+            self._attempt(partial(self._cache.metadata.keep_records, waits=True), records)
         for item in items:
             if item.then is not None:
                 self._attempt(item.then)

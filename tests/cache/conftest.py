@@ -2,7 +2,15 @@
 
 import pytest
 
+from cachedfs.cache import directory
 from cachedfs.cache.block_store import BlockStore
+
+
+@pytest.fixture(autouse=True)
+def no_wait_for_deletions(monkeypatch):
+    """Delete parts of a cache without the wait of the next write for the end of the deletion."""
+    monkeypatch.setattr(directory, "DELETION_S", 0.0)
+    monkeypatch.setattr(directory, "QUIET_S", 0.0)
 
 
 @pytest.fixture

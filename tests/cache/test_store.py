@@ -488,6 +488,7 @@ def write_behind(cache, index):
 
 
 def test_nothing_appears_in_folders_that_are_being_deleted(cache, monkeypatch):
+    monkeypatch.setattr(directory, "DELETION_S", 10.0)
     assert write_behind(cache, 0)
     parent, pauses = Path(cache.root).parent, []
     for file in [path for path in parent.rglob("*") if path.is_file()]:
@@ -510,6 +511,7 @@ def test_nothing_appears_in_folders_that_are_being_deleted(cache, monkeypatch):
 
 
 def test_metadata_is_not_stored_while_the_cache_is_being_deleted(cache, monkeypatch):
+    monkeypatch.setattr(directory, "DELETION_S", 10.0)
     put(cache, key_of(), 0)
     for found in Path(cache.root).iterdir():
         shutil.rmtree(found) if found.is_dir() else found.unlink()
@@ -527,7 +529,6 @@ def test_metadata_is_not_stored_while_the_cache_is_being_deleted(cache, monkeypa
 def test_a_part_of_the_cache_that_stays_deleted_is_waited_for_once(cache, monkeypatch):
     assert write_behind(cache, 0)
     pauses = []
-    monkeypatch.setattr(directory, "DELETION_S", 0.0)
     replace_call(monkeypatch, "time.sleep", pauses.append)
     shutil.rmtree(Path(cache.root) / "local-copies")
     monkeypatch.setattr(CacheDirectory, "verify", full)

@@ -161,14 +161,11 @@ def test_at_most_one_window_is_requested_and_never_read(cloud, tmp_path, fs):
 
 
 @consolidating
-@pytest.mark.parametrize("zarr_format", [2, 3])
-def test_the_grid_is_known_from_consolidated_metadata(
-    cloud, tmp_path, requested_ahead, one_chunk_at_a_time, zarr_format
-):
+def test_the_grid_is_known_from_consolidated_metadata(cloud, tmp_path, requested_ahead, one_chunk_at_a_time):
     t = np.arange(20 * 5, dtype="f4").reshape(20, 5)
     data = xr.Dataset(dict.fromkeys(("a", "b"), (("time", "x"), t)))
     encoding = {name: {"chunks": (1, 5)} for name in ("a", "b")}
-    data.to_zarr(tmp_path / "d.zarr", zarr_format=zarr_format, consolidated=True, encoding=encoding)
+    data.to_zarr(tmp_path / "d.zarr", zarr_format=3, consolidated=True, encoding=encoding)
     put_folder(cloud, tmp_path / "d.zarr", "d.zarr")
     with xr.open_zarr(cloud.url("d.zarr"), consolidated=True, chunks=None) as opened:
         counted(cloud)

@@ -26,7 +26,8 @@ class Cache:
         self.is_waiting.set()
         self.may_store.wait(60)
 
-    def keep_records(self, records):
+    def keep_records(self, records, *, waits):
+        assert waits
         self.calls.append(("records", records))
 
     def put(self, pairs, bounds, records, victims=()):
