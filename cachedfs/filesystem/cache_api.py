@@ -7,8 +7,8 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.implementations.chained import ChainedFileSystem
@@ -16,7 +16,7 @@ from fsspec.implementations.chained import ChainedFileSystem
 from cachedfs.common.blocks import clip, covering
 from cachedfs.common.drive_links import is_drive_link
 from cachedfs.common.optional_imports import importing
-from cachedfs.common.types import LinkStats, ObjectInfo, Stats
+from cachedfs.common.types import LinkStats, Stats
 from cachedfs.common.urls import GCS_PROTOCOLS, ORIGINS, strip, without_slash
 from cachedfs.config import Config
 from cachedfs.core.objects import Objects
@@ -35,7 +35,6 @@ __all__ = ["WINDOW", "AnyPath", "CacheMethods"]
 WINDOW = 64 << 20  # most bytes of one object in memory at once
 AnyPath = str | os.PathLike[str]  # of an object or a folder: `b/k`, `gs://b/k` or `cachedfs::gs://b/k`
 Items = AnyPath | Iterable[AnyPath | tuple[str, int | None, int | None]]  # the `items` of `prefetch`
-T = TypeVar("T")
 
 
 class CacheMethods(ChainedFileSystem):
@@ -49,18 +48,6 @@ class CacheMethods(ChainedFileSystem):
     target_options: Mapping[str, Any]
     _objects: Objects
     _reader: Reader
-
-    def _strip(self, path: Any) -> Any:
-        raise NotImplementedError
-
-    def _strip_object(self, path: Any) -> Any:
-        raise NotImplementedError
-
-    def _object(self, path: Any) -> ObjectInfo:
-        raise NotImplementedError
-
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        raise NotImplementedError
 
     def prefetch(
         self, items: Items, window: int | str | None = None, callback: Any = DEFAULT_CALLBACK
@@ -244,7 +231,8 @@ class CacheMethods(ChainedFileSystem):
         roots = [self._strip(each) for each in (path if isinstance(path, list | tuple) else [path])]
         if not roots:
             raise ValueError(f"export to {target}: no path was given")
-        return self._run(Export(self._reader, there, folder, callback=callback).run(roots))
+        exported: Exported = self._run(Export(self._reader, there, folder, callback=callback).run(roots))
+        return exported
 
     async def _export_cache(self, *args: Any, **kwargs: Any) -> Exported:
         return await asyncio.to_thread(self.export_cache, *args, **kwargs)
@@ -263,7 +251,9 @@ class CacheMethods(ChainedFileSystem):
 
         self._objects.engine.drain()  # blocks that are still being written take space too
         there, folder = self._open_archive_folder(source, source_options)
-        return self._run(Import(there, folder, identity=self._objects.identity, callback=callback).run())
+        loading = Import(there, folder, identity=self._objects.identity, callback=callback)
+        imported: Imported = self._run(loading.run())
+        return imported
 
     async def _import_cache(self, *args: Any, **kwargs: Any) -> Imported:
         return await asyncio.to_thread(self.import_cache, *args, **kwargs)

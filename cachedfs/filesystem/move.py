@@ -19,7 +19,6 @@ __all__ = ["StatedContent", "MovedObject", "ObjectMove", "Place", "Requests", "S
 
 logger = logging.getLogger("cachedfs.filesystem")
 
-_ROUNDS = 2  # attempts to bring objects back
 _MOST_NAMED = 20  # objects in an error; the log names all
 
 
@@ -69,11 +68,10 @@ class Step(enum.Enum):
     REMOVE_COPY = enum.auto()
     MOVE_BACK = enum.auto()
     COPY_BACK = enum.auto()
-    LOOK_AGAIN = enum.auto()
-    LOOK_FOR_COPY = enum.auto()  # back, but its copy may be there
     BACK = enum.auto()
+    COPY_LEFT = enum.auto()  # back, but its copy may be there
     REPLACED = enum.auto()  # back, but its copy has replaced what had the target's name
-    AWAY = enum.auto()  # not at its old place
+    AWAY = enum.auto()  # not at its old place, as far as is known
 
 
 def next_step(source: Place, target: Place, *, had_target: bool) -> Step:
@@ -81,15 +79,13 @@ def next_step(source: Place, target: Place, *, had_target: bool) -> Step:
 
     What had the target's name before is gone: its replacement stays there.
     """
-    if source is Place.UNKNOWN:
-        return Step.LOOK_AGAIN
-    if source is Place.NOTHING:
-        if target is Place.OBJECT:
-            return Step.COPY_BACK if had_target else Step.MOVE_BACK
-        return Step.LOOK_AGAIN if target is Place.UNKNOWN else Step.AWAY
+    if source is Place.NOTHING and target is Place.OBJECT:
+        return Step.COPY_BACK if had_target else Step.MOVE_BACK
+    if source in (Place.NOTHING, Place.UNKNOWN):
+        return Step.AWAY
     if target is Place.OBJECT:
         return Step.REPLACED if had_target else Step.REMOVE_COPY
-    return Step.LOOK_FOR_COPY if target is Place.UNKNOWN and not had_target else Step.BACK
+    return Step.COPY_LEFT if target is Place.UNKNOWN and not had_target else Step.BACK
 
 
 def place_of(before: StatedContent | None, found: StatedContent | None) -> Place:
@@ -178,21 +174,15 @@ class ObjectMove:
 
     async def _bring_back(self, objects: list[MovedObject]) -> None:
         """Bring all objects back and raise the error; return if all were moved and only answers were lost."""
-        ends: dict[MovedObject, Step] = {}
-        left = begun = [each for each in objects if each.has_begun]
-        for number in range(_ROUNDS):
-            places = await self._places(left)
-            if number == 0 and len(begun) == len(objects) and _are_moved(places.values()):
-                return
-            steps = {each: next_step(*places[each], had_target=each.had_target) for each in left}
-            ends |= steps
-            left = [each for each in left if steps[each] in _UNSETTLED]
-            if not left:
-                break
-            await self._requests.gather([self._do(each, steps[each]) for each in left])
-        if left := [each for each in left if ends[each] in _WRITES]:
-            places = await self._places(left)
-            ends |= {each: next_step(*places[each], had_target=each.had_target) for each in left}
+        begun = [each for each in objects if each.has_begun]
+        places = await self._places(begun)
+        if len(begun) == len(objects) and _are_moved(places.values()):
+            return
+        ends = {each: next_step(*places[each], had_target=each.had_target) for each in begun}
+        written = [each for each in begun if ends[each] in _WRITES]
+        await self._requests.gather([self._do(each, ends[each]) for each in written])
+        places = await self._places(written)
+        ends |= {each: next_step(*places[each], had_target=each.had_target) for each in written}
         self._raise(ends)
 
     async def _places(self, objects: Collection[MovedObject]) -> dict[MovedObject, tuple[Place, Place]]:
@@ -219,7 +209,7 @@ class ObjectMove:
                 await requests.copy(target, source)
             if step is Step.REMOVE_COPY or (step is Step.MOVE_BACK and requests.move is None):
                 await requests.remove(target)
-        except Exception as error:  # the next round looks where the object is
+        except Exception as error:  # the caller looks where the object is
             logger.debug("not back at its old place: %s: %s", requests.url(source), error)
 
     def _raise(self, ends: Mapping[MovedObject, Step]) -> NoReturn:
@@ -241,7 +231,6 @@ class ObjectMove:
 
 
 _WRITES = (Step.REMOVE_COPY, Step.MOVE_BACK, Step.COPY_BACK)
-_UNSETTLED = (*_WRITES, Step.LOOK_AGAIN, Step.LOOK_FOR_COPY)
 
 
 def _outcome(ends: Mapping[MovedObject, Step], url: Callable[[str], str], *, most: int) -> str:
@@ -250,8 +239,8 @@ def _outcome(ends: Mapping[MovedObject, Step], url: Callable[[str], str], *, mos
     def named(*steps: Step) -> list[tuple[str, str]]:
         return [(url(each.source), url(each.target)) for each, end in ends.items() if end in steps]
 
-    away = named(Step.AWAY, Step.MOVE_BACK, Step.COPY_BACK, Step.LOOK_AGAIN)
-    copies = named(Step.REMOVE_COPY, Step.LOOK_FOR_COPY)
+    away = named(Step.AWAY, Step.MOVE_BACK, Step.COPY_BACK)
+    copies = named(Step.REMOVE_COPY, Step.COPY_LEFT)
     replaced = named(Step.REPLACED)
     said = ["All other objects are back at their old place."]
     if away:

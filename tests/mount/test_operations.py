@@ -551,16 +551,6 @@ def test_after_a_failed_write_a_file_is_never_sent(cloud, mounted, monkeypatch, 
     assert mounted.content("/a") == b"before"
 
 
-def test_a_file_deleted_while_it_is_open_is_never_sent(mounted):
-    handle, number = mounted.create("/a"), mounted.inode("/a")
-    mounted.write(handle, b"1")
-    mounted.unlink("/a")
-    assert mounted.operations.getattr(number).size == 1
-    assert mounted.read(handle) == b"1"
-    mounted.close(handle)
-    assert mounted.at_origin() == []
-
-
 # Writing beside other machines. The second mount has a cache of its own.
 
 
