@@ -43,7 +43,7 @@ def share(
     if (action == "clean") != (size is not None):
         raise typer.BadParameter("clean needs it, and nothing else", param_hint="--size")
     from cachedfs.shared.shared_folder import SharedFolder
-    from cachedfs.shared.upkeep import clean, files_of, make_for_group
+    from cachedfs.shared.upkeep import clean, make_for_group
 
     path = os.path.abspath(os.path.expanduser(folder))
     if action == "init":
@@ -61,7 +61,7 @@ def share(
         removed = f"{counted(done.removed, 'file')} of {decimal(done.bytes_removed)} removed"
         common.show(done._asdict(), f"{removed}; {counted(done.files, 'file')} of {decimal(done.bytes)} left")
         return
-    files = list(files_of(shared))
+    files = list(shared.files())
     total = sum(file.size for file in files)
     oldest = min((file.used_at for file in files), default=None)
     at = None if oldest is None else datetime.datetime.fromtimestamp(oldest, datetime.UTC)

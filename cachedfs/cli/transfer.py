@@ -56,7 +56,7 @@ def export(
     seconds = time.perf_counter() - started
     what = f"{counted(done.objects, 'object')}, {counted(done.blocks, 'block')}, {decimal(done.bytes)}"
     sent = moved(done.sent, "sent", seconds) if done.sent else "all of it was there already"
-    text = f"{what} in {counted(done.bundles, 'bundle')}; {sent}"
+    text = f"{what} in {counted(done.bundles, 'file')}; {sent}"
     common.show({**done._asdict(), "seconds": round(seconds, 3)}, text)
 
 
@@ -75,14 +75,12 @@ def import_(
     interrupt. Each block is checked. Corrupt blocks are reported and skipped,
     blocks without room are counted, and the exit status is then 1.
     """
-    from cachedfs.snapshot import Import
+    from cachedfs.filesystem.import_ import import_from
 
     location = locate(source, common)
-    reader = location.fs._reader
     started = time.perf_counter()
     with progress(is_quiet=common.as_json) as callback:
-        run = Import(reader, location.path, identity=None, callback=callback).run()
-        done = reader.objects.engine.run(run)
+        done = import_from(location.fs._objects, location.path, None, callback)
     seconds = time.perf_counter() - started
     fetched = moved(done.bytes, "fetched", seconds)
     text = f"{counted(done.blocks, 'block')}, {fetched}; {done.here:,} were here already"

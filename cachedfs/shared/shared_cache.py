@@ -31,12 +31,14 @@ from cachedfs.shared.piece import (
     Piece,
     PlacedPiece,
     folder_of_runs,
+    is_everywhere,
     is_gathered,
-    key_of,
     range_in_name,
+    shareable_key,
 )
 from cachedfs.shared.replies import SharedReply, WatchedReply
-from cachedfs.shared.shared_folder import ANSWERS_S, OpenShared, SharedFolder
+from cachedfs.shared.shared_folder import ANSWERS_S, SharedFolder
+from cachedfs.shared.shared_store import StoredFile
 from cachedfs.shared.shared_writer import EXIT_S, SharedWriter
 
 __all__ = ["SharedCache"]
@@ -112,7 +114,7 @@ class SharedCache:
 
     async def has(self, identity: str, info: ObjectInfo, position: int) -> bool:
         """Return whether the byte at `position` of an object version is there."""
-        key = key_of(identity, info)
+        key = shareable_key(identity, info)
         return key is not None and await self._at(key, info, position, waits=False) is not None
 
     @contextlib.asynccontextmanager
@@ -120,7 +122,7 @@ class SharedCache:
         self, identity: str, info: ObjectInfo, want: Range, ask: Ask, *, waits: bool
     ) -> AsyncIterator[Reply]:
         """Read bytes of one version as `Origin.read` does: those that are there, then from `ask`, which asks the origin."""
-        key = key_of(identity, info)
+        key = shareable_key(identity, info)
         if key is None or await self._at(key, info, want.start, waits=waits) is None:
             lease = None if key is None or waits else await self._lease(key, info, want.start)
             if key is None or self._folder.is_off or self._known.at(key, want.start) is None:
@@ -192,7 +194,7 @@ class SharedCache:
     async def _body(
         self, key: str, info: ObjectInfo, want: Range, ask: Ask, waits: bool
     ) -> AsyncGenerator[bytes, None]:
-        at, opened, n_left = want.start, dict[str, tuple[OpenShared, Piece, int]](), TRIES
+        at, opened, n_left = want.start, dict[str, tuple[StoredFile, Piece, int]](), TRIES
         while at < want.stop and n_left:
             if (placed := await self._at(key, info, at, waits=waits)) is None:
                 break
@@ -219,13 +221,14 @@ class SharedCache:
         return None if self._folder.is_off else self._known.at(key, position)
 
     def _bytes_of(
-        self, placed: PlacedPiece, opened: dict[str, tuple[OpenShared, Piece, int]], at: int, stop: int
+        self, placed: PlacedPiece, opened: dict[str, tuple[StoredFile, Piece, int]], at: int, stop: int
     ) -> bytes | None:
         """Return some bytes from `at` on; None if they cannot be used. In a thread."""
         try:
             if placed.file not in opened:
                 opened.clear()
-                opened[placed.file] = self._open(placed)
+                found = self._folder.open(placed.file)
+                opened[placed.file] = found, *found.find(placed)
             file, piece, offset = opened[placed.file]
             return file.read(piece, offset, at, min(stop, piece.stop, at + CHUNK))
         except (DamagedFile, OSError) as error:
@@ -233,19 +236,6 @@ class SharedCache:
             if isinstance(error, FileNotFoundError):  # it was replaced by one with more in it
                 self._look(placed.file.rpartition("/")[0])
             return None
-
-    def _open(self, placed: PlacedPiece) -> tuple[OpenShared, Piece, int]:
-        file = self._folder.open(placed.file)
-        if placed.offset is not None:
-            return file, placed.piece, placed.offset
-        for piece, offset in file.index().pieces:
-            if (piece.key, piece.start, piece.stop) == (
-                placed.piece.key,
-                placed.piece.start,
-                placed.piece.stop,
-            ):
-                return file, piece, offset
-        raise DamagedFile("it is not what its name says")
 
     def _reject(self, file: str, error: DamagedFile | OSError) -> None:
         """Use a file no more: it is damaged, or it was removed meanwhile."""
@@ -314,6 +304,8 @@ class SharedCache:
             try:
                 file = self._folder.open(name)
                 index = file.index()
+                if not is_everywhere(index.identity):
+                    raise DamagedFile("its origin is not the same on every machine")
                 self._known.add(name, [PlacedPiece(piece, name, offset) for piece, offset in index.pieces])
                 made_at = _local_time(now_there, file.modified_at)
                 self._import(name, index.identity, partial(_aged, made_at, index.made_at), index.rows)

@@ -268,7 +268,7 @@ def test_a_copy_of_a_removed_block_keeps_its_bytes(cache, tmp_path):
     put(cache, key, 0)
     copy.hardlink_to(file_of(cache, key, 0))
     cache.remove_wrong(key, 0)
-    assert block_file.unpack(copy.read_bytes())[1] == content(key, 0)
+    assert copy.read_bytes().startswith(content(key, 0))
 
 
 def test_a_block_replaced_by_a_damaged_one_is_checked_again(cache):
