@@ -25,14 +25,13 @@ def export(
     common: CommonOptions,
     urls: UrlsBeforeTarget = None,
     *,
-    target: Annotated[str, url_argument("TARGET", "The folder to write the export to.")],
+    target: Annotated[str, url_argument("TARGET", "The folder or .zip file to write to.")],
 ) -> None:
-    """Write what is cached as a few large objects, for import.
+    """Write what is cached as a few large files, for import.
 
     Nothing is fetched; use prefetch for that. Run it again after an interrupt,
-    or when more is cached: it sends only what is missing. The previous export in
-    TARGET is replaced once the new one is complete. All URLs must have the same
-    origin.
+    or when more is cached: a folder gets only what it lacks. A TARGET that ends
+    with .zip is one file, written anew. All URLs must have the same origin.
     """
     urls = before_target(urls)
     locations = [locate(text, common, offline=True) for text in urls]
@@ -67,7 +66,7 @@ def export(
 )
 def import_(
     common: CommonOptions,
-    source: Annotated[str, url_argument("SOURCE", "The folder that export wrote.")],
+    source: Annotated[str, url_argument("SOURCE", "The folder or .zip file that export wrote.")],
 ) -> None:
     """Load what export wrote into the cache, in few requests.
 

@@ -37,7 +37,7 @@ def is_zip(objects: Objects, path: str) -> bool:
 def folder_at(objects: Objects, path: str, *, is_read_only: bool) -> SharedStore:
     """Return the shared cache in a folder. Raises OSError."""
     if not is_local(objects):
-        return OriginStore(objects.origin(path), path, run=objects.engine.run)
+        return OriginStore(lambda: objects.origin(path), path, run=objects.engine.run)
     folder = SharedFolder(path, trust="anyone", is_read_only=is_read_only)
     if not is_read_only:
         os.makedirs(path, exist_ok=True)

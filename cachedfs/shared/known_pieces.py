@@ -59,5 +59,5 @@ class KnownPieces:
             yield from (each for each in self._by_key.get(key, ()) if each.file == file)
 
     def files(self, folder: str) -> set[str]:
-        """Return the known files in a subfolder."""
-        return {file for file in list(self._by_file) if file.startswith(f"{folder}/")}
+        """Return the known files in a subfolder, or all of them for ""."""
+        return {file for file in list(self._by_file) if file.startswith(f"{folder}/" if folder else "")}

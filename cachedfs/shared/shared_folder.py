@@ -12,16 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from cachedfs.cache import disk
 from cachedfs.shared.metadata_rows import DamagedFile
 from cachedfs.shared.piece import is_gathered, range_in_name
-from cachedfs.shared.shared_store import BASE, KeptFile, StoredFile
+from cachedfs.shared.shared_store import KeptFile, SharedPlace, StoredFile
 
-__all__ = ["ANSWERS_S", "OpenShared", "SharedFolder"]
+__all__ = ["OpenShared", "SharedFolder"]
 
 logger = logging.getLogger("cachedfs.shared")
 
-ANSWERS_S = 2.0  # a folder that does not answer within this time
-LEFT_ALONE_S = 30.0  # is left alone for this time
-
 DAY_S = 86400.0
+_WAITING = "leases/waiting"  # its time says when a node last waited for another
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -49,46 +47,16 @@ class OpenShared(StoredFile):
         return data
 
 
-class SharedFolder:
-    """The shared cache in `folder`, and whether it can be used now. Methods that do not say so raise OSError.
+class SharedFolder(SharedPlace):
+    """The shared cache in `folder`. Methods that do not say so raise OSError, and block.
 
-    `trust` "anyone" also accepts a folder in which all users may write. `trouble` says why it is not used, or not written.
+    `trust` "anyone" also accepts a folder in which all users may write.
     """
 
     def __init__(self, folder: str, *, trust: str, is_read_only: bool) -> None:
-        self.folder, self._trust, self.is_read_only = folder, trust, is_read_only
-        self.path = f"{folder}/{BASE}"
-        self.trouble = ""
+        super().__init__(folder, is_read_only=is_read_only)
+        self._trust = trust
         self._is_checked = self._is_network = False
-        self._warned: set[str] = set()
-        self._off_until = 0.0
-
-    # Trouble: never raises, never blocks.
-
-    @property
-    def is_off(self) -> bool:
-        """True while the folder is left alone."""
-        return time.monotonic() < self._off_until
-
-    def leave_alone(self, problem: str) -> None:
-        self._off_until = time.monotonic() + LEFT_ALONE_S
-        self.warn("away", f"the shared cache {self.folder} is not used: {problem}")
-
-    def did_not_answer(self) -> None:
-        self.leave_alone(f"it did not answer within {ANSWERS_S:.0f} s")
-
-    def warn(self, kind: str, trouble: str) -> None:
-        """Log the first trouble of a kind as a warning."""
-        self.trouble = trouble
-        if kind not in self._warned:
-            self._warned.add(kind)
-            logger.warning("%s", trouble)
-
-    def answered(self) -> None:
-        """Note that the folder can be used."""
-        self.trouble = self.trouble if self.is_read_only else ""
-
-    # What blocks.
 
     def check(self) -> None:
         """Once, raise OSError with what to do if the folder cannot be used; create it where it is missing."""
@@ -120,11 +88,19 @@ class SharedFolder:
         except FileNotFoundError:
             return []
 
+    def listed(self, subfolder: str) -> list[str]:
+        return [f"{subfolder}/{name}" for name in self.names(subfolder)]
+
     def files(self) -> Iterator[KeptFile]:
         for subfolder in ("gathered", *(f"runs/{name}" for name in self.names("runs"))):
             for name in self.names(subfolder):
                 if is_gathered(name) or range_in_name(name) is not None:
                     yield from self.described(f"{subfolder}/{name}")
+
+    def leftovers(self) -> Iterator[KeptFile]:
+        """Yield leases and temporary files."""
+        for name in [f"{each}/{name}" for each in ("tmp", "leases") for name in self.names(each)]:
+            yield from self.described(name)
 
     def described(self, name: str) -> Iterator[KeptFile]:
         """Yield a file, if it is one."""
@@ -182,12 +158,20 @@ class SharedFolder:
                 self._make(path.rpartition("/")[0])
         return False
 
-    def touch(self, name: str) -> float | None:
-        """Give a file the time of now, and return that, by the clock of the folder; None if others may not."""
-        self.make_empty(name)
+    def renew(self, name: str) -> None:
+        """Give a file the time of now."""
+        os.utime(f"{self.path}/{name}")
+
+    def wait_for_others(self) -> float | None:
+        """Let others know that a node waits; return the time of now by the clock of the folder, None if others may not."""
+        self.make_empty(_WAITING)
         with contextlib.suppress(PermissionError):
-            os.utime(f"{self.path}/{name}")
-        return self.modified_at(name)
+            self.renew(_WAITING)
+        return self.modified_at(_WAITING)
+
+    def waited_at(self) -> float:
+        """Return a number that is another one once a node waits."""
+        return self.modified_at(_WAITING) or 0.0
 
     def modified_at(self, name: str) -> float | None:
         """Return the time of a file, as its server has it now; None without one."""

@@ -6,6 +6,8 @@ nobody has to wait for.
 
 from __future__ import annotations
 
+import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -15,9 +17,23 @@ from cachedfs.cache.disk import Buffer
 from cachedfs.shared.metadata_rows import DamagedFile
 from cachedfs.shared.piece import TAIL_SIZE, Piece, PieceIndex, PlacedPiece, index_size, parsed_index
 
-__all__ = ["BASE", "FilePart", "KeptFile", "ReadableStore", "StoredFile", "SharedStore", "pages_of"]
+__all__ = [
+    "ANSWERS_S",
+    "BASE",
+    "FilePart",
+    "KeptFile",
+    "ReadableStore",
+    "SharedPlace",
+    "SharedStore",
+    "StoredFile",
+    "pages_of",
+]
+
+logger = logging.getLogger("cachedfs.shared")
 
 BASE = "cachedfs-shared-1"  # the folder of the files; its name has the format: other formats never see these files
+ANSWERS_S = 2.0  # a store that does not answer within this time
+LEFT_ALONE_S = 30.0  # is left alone for this time
 _PROBE = 16 << 10  # bytes read from the end of a file: the whole index, unless it is one of many pieces
 
 
@@ -93,6 +109,55 @@ class FilePart(StoredFile):
     def index(self) -> PieceIndex:
         size = index_size(self._data[-TAIL_SIZE:], self.size)
         return parsed_index(self._data[-size:], self.size)
+
+
+class SharedPlace:
+    """A store behind a local cache, in a folder or at a URL, and whether it can be used now. Nothing here raises or blocks.
+
+    `trouble` says why it is not used, or not written. `times_itself`: its methods raise TimeoutError after ANSWERS_S without
+    a byte, once it `is_ready`. `lists_all`: a listing of everything costs little more than one of a subfolder. `chunk`: bytes to read at once.
+    """
+
+    times_itself = lists_all = False
+    is_ready = True
+    chunk = 2 << 20
+    pauses_s = (0.05, 0.25)  # the first and the longest between two looks at what another node fetches
+
+    def __init__(self, folder: str, *, is_read_only: bool) -> None:
+        self.folder, self.is_read_only, self.path = folder, is_read_only, f"{folder}/{BASE}"
+        self.trouble = ""
+        self._warned: set[str] = set()
+        self._off_until = 0.0
+
+    def has_leases(self, size: int) -> bool:
+        """Return whether nodes wait for each other where an object has this size."""
+        return True
+
+    @property
+    def is_off(self) -> bool:
+        """True while the folder is left alone."""
+        return time.monotonic() < self._off_until
+
+    def leave_alone(self, problem: str) -> None:
+        self._off_until = time.monotonic() + LEFT_ALONE_S
+        self.warn("away", f"the shared cache {self.folder} is not used: {problem}")
+
+    def did_not_answer(self) -> None:
+        self.leave_alone(f"it did not answer within {ANSWERS_S:.0f} s")
+
+    def warn(self, kind: str, trouble: str) -> None:
+        """Log the first trouble of a kind as a warning."""
+        self.trouble = trouble
+        if kind not in self._warned:
+            self._warned.add(kind)
+            logger.warning("%s", trouble)
+
+    def answered(self) -> None:
+        """Note that the folder can be used."""
+        self.trouble = self.trouble if self.is_read_only else ""
+
+    def close(self) -> None:
+        pass
 
 
 class ReadableStore(Protocol):

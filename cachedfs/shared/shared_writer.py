@@ -22,6 +22,7 @@ from cachedfs.shared.known_pieces import KnownPieces
 from cachedfs.shared.leases import Leases, lease_of
 from cachedfs.shared.metadata_rows import DamagedFile, rows_about
 from cachedfs.shared.piece import LARGE, Piece, PlacedPiece, encoded_index, name_of_file, shareable_key
+from cachedfs.shared.shared_bucket import SharedBucket
 from cachedfs.shared.shared_folder import SharedFolder
 from cachedfs.shared.shared_store import SharedStore
 from cachedfs.shared.upkeep import clean
@@ -58,7 +59,7 @@ class SharedWriter:
 
     def __init__(
         self,
-        folder: SharedFolder,
+        folder: SharedFolder | SharedBucket,
         cache: BlockStore,
         known: KnownPieces,
         wrote: Callable[[str, Sequence[PlacedPiece]], None],

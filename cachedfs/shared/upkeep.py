@@ -8,6 +8,7 @@ import shutil
 from operator import attrgetter
 from typing import NamedTuple
 
+from cachedfs.shared.shared_bucket import SharedBucket
 from cachedfs.shared.shared_folder import DAY_S, SharedFolder
 
 __all__ = ["Cleaned", "clean", "make_for_group"]
@@ -31,16 +32,15 @@ def make_for_group(path: str, group: str | None) -> None:
     SharedFolder(path, trust="group", is_read_only=False).check()
 
 
-def clean(folder: SharedFolder, most: int, *, now: float) -> Cleaned:
+def clean(folder: SharedFolder | SharedBucket, most: int, *, now: float) -> Cleaned:
     """Remove the files that were not used for longest until `most` bytes are left, and temporary files and leases that are a day old.
 
     `now` is the time by the clock of the folder. Who has a file open, or is about to open it, reads on or asks the origin.
     """
-    for name in [f"{each}/{name}" for each in ("tmp", "leases") for name in folder.names(each)]:
-        for file in folder.described(name):
-            if file.written_at < now - DAY_S:
-                with contextlib.suppress(OSError):  # of another user
-                    folder.remove(name)
+    for file in folder.leftovers():
+        if file.written_at < now - DAY_S:
+            with contextlib.suppress(OSError):  # of another user
+                folder.remove(file.name)
     files = sorted(folder.files(), key=attrgetter("used_at"))
     n, size = len(files), sum(file.size for file in files)
     removed, bytes_removed = 0, 0

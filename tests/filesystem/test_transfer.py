@@ -163,18 +163,21 @@ def test_an_export_adds_to_those_of_other_machines_and_origins(cloud, drive, mac
     assert machine("d", drive).import_cache(folder).blocks == 1
 
 
-def test_an_export_is_a_shared_cache_and_a_shared_cache_is_an_export(cloud, machine, tmp_path):
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_an_export_is_a_shared_cache_and_a_shared_cache_is_an_export(cloud, machine, tmp_path, where):
+    place = str(tmp_path / "carry") if where == "here" else cloud.url("carry", "gs://")
     data = filled(cloud, 20)
     read_all(machine("a", cloud), cloud, data)
-    machine("a", cloud).export_cache(cloud.path("data"), str(tmp_path / "carry"))
-    cloud.asked()
-    fs = machine("b", cloud, shared_cache=str(tmp_path / "carry"))
+    machine("a", cloud).export_cache(cloud.path("data"), place)
+    fs = machine("b", cloud, shared_cache=place)
     read_all(fs, cloud, data)
+    assert fs.stats().requests == 0
     cloud.put("more", noise(9 * MiB))
     more = fs.cat_file(cloud.path("more"))
     cloud.asked()
     fs = machine("c", cloud)
-    assert fs.import_cache(str(tmp_path / "carry")).blocks == 29
+    assert fs.import_cache(place).blocks == 29
+    cloud.asked()
     read_all(fs, cloud, data)
     assert fs.cat_file(cloud.path("more")) == more
     assert cloud.asked() == []
