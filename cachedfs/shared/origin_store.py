@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from cachedfs.cache.disk import Buffer
 from cachedfs.common.types import ANY_VERSION, ObjectInfo, Range, modified_of
-from cachedfs.errors import ObjectNotFound
+from cachedfs.errors import NoSuchBucket, ObjectNotFound
 from cachedfs.origins.base import Origin, Uploader
 from cachedfs.shared.metadata_rows import DamagedFile
 from cachedfs.shared.piece import is_gathered, range_in_name
@@ -74,10 +74,13 @@ class OriginStore:
 
     async def _list(self, folder: str, *, deep: bool) -> list[ObjectInfo]:
         found, infos = list[ObjectInfo](), aiter(self._origin().list(folder, deep=deep))
-        with contextlib.suppress(ObjectNotFound, StopAsyncIteration):
+        try:
             while True:
                 found.append(await self._timely(anext(infos)))
-        return found
+        except NoSuchBucket:
+            raise
+        except (ObjectNotFound, StopAsyncIteration):
+            return found
 
     async def _timely(self, answer: Awaitable[T]) -> T:
         async with asyncio.timeout(self._answers_s):

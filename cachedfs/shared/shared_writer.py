@@ -17,6 +17,7 @@ from cachedfs.cache.block_file import PLACE, BadBlock, open_block, place
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo, ObjectKey
+from cachedfs.errors import CachedFSError
 from cachedfs.shared.gatherer import BlockGroup, Gatherer, runs_of
 from cachedfs.shared.known_pieces import KnownPieces
 from cachedfs.shared.leases import Leases, lease_of
@@ -174,6 +175,10 @@ class SharedWriter:
                 )
             elif number in _READ_ONLY:
                 self._folder.is_read_only, self._folder.trouble = True, f"it can only be read: {error}"
+            elif isinstance(error, CachedFSError):
+                self._folder.warn(
+                    "unwritten", f"nothing is put into the shared cache {self._folder.folder}: {error}"
+                )
             logger.debug("not shared: %s", error)
         except Exception:  # the thread must go on
             logger.exception("blocks could not be shared")

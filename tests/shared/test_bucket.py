@@ -165,3 +165,13 @@ def test_the_command_cleans_a_bucket(origin, node, bucket):
 def test_a_folder_of_drive_is_refused_with_what_to_use():
     with pytest.raises(ValueError, match=r"shared_cache='drive://My Drive/x': .*use export and import"):
         Config.resolve({"shared_cache": "drive://My Drive/x"})
+
+
+@pytest.mark.parametrize("where", ["cloud", "s3"])
+def test_a_misspelled_bucket_is_named_once(origin, node, request, caplog, where):
+    data = filled(origin, n=4)
+    protocol = request.getfixturevalue(where).protocol
+    read_all(node("a", shared_cache=f"{protocol}://no-such-bucket/shared"), data)
+    leave()
+    [message] = quiet(caplog)
+    assert "no-such-bucket" in message
