@@ -68,7 +68,7 @@ class Config(NamedTuple):
     verify_always: bool = False
     """Verify the checksums of cached pages on every read, instead of once per process."""
     shared_cache: str | None = None
-    """Folder that several machines or users share, as a cache behind their own. None: no such cache."""
+    """Folder or URL that several machines or users share, as a cache behind their own. None: no such cache."""
     shared_cache_size: int | None = None
     """Bytes that may stay in the shared cache, cleaned once an hour; None: no limit, and others clean it."""
     shared_cache_trust: str = "group"
@@ -225,9 +225,12 @@ def _shared_folder(value: Any) -> str | None:
     if value in (None, "", "none"):
         return None
     path = os.fspath(value)
-    if not isinstance(path, str) or "://" in path:
-        raise ValueError("expected a folder")
-    return os.path.abspath(os.path.expanduser(path))
+    if not isinstance(path, str):
+        raise ValueError("expected a folder or a URL")
+    if path.startswith(("drive://", "cdrive://")):
+        raise ValueError("a folder of Google Drive cannot be one: use export and import (docs/colab.md)")
+    path = path.removeprefix("file://")
+    return path.rstrip("/") if "://" in path else os.path.abspath(os.path.expanduser(path))
 
 
 def _trust(value: Any) -> str:

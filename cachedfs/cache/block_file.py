@@ -34,7 +34,6 @@ __all__ = [
     "open_block",
     "parse_trailer",
     "place",
-    "unpack",
     "wrong_page",
 ]
 
@@ -130,18 +129,6 @@ def parse_trailer(trailer: bytes) -> BlockTrailer:
     if at > len(body):
         raise BadBlock("its trailer has the wrong size")
     return BlockTrailer(length, struct.unpack_from(f"<{n_pages}I", body, _HEAD.size), body[at:])
-
-
-def unpack(packed: Buffer) -> tuple[BlockKey, memoryview]:
-    """Return the key and the data of the bytes of a block file, after checking all of them. Raises BadBlock."""
-    view = memoryview(packed).cast("B")
-    size = _size_of_trailer(view, len(view))
-    trailer, data = parse_trailer(bytes(view[-size:])), view[:-size]
-    if trailer.length != len(data):
-        raise BadBlock("it has the wrong size")
-    if (page := wrong_page(data, trailer.checksums)) is not None:
-        raise BadBlock(f"page {page} is damaged")
-    return trailer.key, data
 
 
 def _size_of_trailer(end: Buffer, file_size: int) -> int:

@@ -120,14 +120,6 @@ class BlockReader:
                 self.reject(key, index, block.path, error)
             raise BadBlock(str(error)) from error
 
-    def packed(self, key: ObjectKey, index: int) -> bytes | None:
-        """Return the bytes of a block's file (data and trailer), reread from disk and checked; None if it is absent.
-
-        Raises BadBlock if the block is damaged.
-        """
-        data = self.read_anew(key, index)
-        return None if data is None else data + block_file.encode_trailer(key, index, data)
-
     def has(self, key: ObjectKey, index: int) -> bool:
         """Return whether the file of a block exists and was not rejected before, without reading it."""
         path = f"{self._own.readable}/blocks/{key.digest[0]}/{key.digest}-{index:x}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.filesize import decimal
@@ -29,7 +30,7 @@ ACTIONS = ("init", "stats", "clean")
 def share(
     common: CommonOptions,
     action: Annotated[str, argument("init|stats|clean", "What to do.")],
-    folder: Annotated[str, argument("FOLDER", "The folder of a shared cache.")],
+    folder: Annotated[str, argument("FOLDER", "The folder or URL of a shared cache.")],
     group: Annotated[str | None, option("NAME", "With init: who reads and writes.")] = None,
     size: Annotated[str | None, option("SIZE", "With clean: what may stay, as 2TB.")] = None,
 ) -> None:
@@ -42,16 +43,30 @@ def share(
         raise typer.BadParameter(f"expected one of {', '.join(ACTIONS)}", param_hint="ACTION")
     if (action == "clean") != (size is not None):
         raise typer.BadParameter("clean needs it, and nothing else", param_hint="--size")
-    from cachedfs.shared.shared_folder import SharedFolder
-    from cachedfs.shared.upkeep import clean, files_of, make_for_group
+    from cachedfs.config import SharedOptions
+    from cachedfs.shared.shared_cache import place_at
+    from cachedfs.shared.upkeep import make_for_group
 
-    path = os.path.abspath(os.path.expanduser(folder))
+    is_url = "://" in folder
+    path = folder if is_url else os.path.abspath(os.path.expanduser(folder))
     if action == "init":
+        if is_url:
+            raise typer.BadParameter(
+                "a bucket needs no preparation: name it as shared_cache", param_hint="FOLDER"
+            )
         make_for_group(path, group)
         common.show({"folder": path}, f"set shared_cache={path}, or FSSPEC_CACHEDFS_SHARED_CACHE, to use it")
         return
-    shared = SharedFolder(path, trust="anyone", is_read_only=True)
-    shared.check()
+    shared = place_at(SharedOptions(path, "anyone", is_read_only=True))
+    with contextlib.closing(shared):
+        shared.check()
+        _show(common, shared, path, size)
+
+
+def _show(common: CommonOptions, shared: Any, path: str, size: str | None) -> None:
+    """Clean a shared cache to a size, or say what is in it."""
+    from cachedfs.shared.upkeep import clean
+
     if size is not None:
         most = parse_size(size)
         if isinstance(most, float):
@@ -61,7 +76,7 @@ def share(
         removed = f"{counted(done.removed, 'file')} of {decimal(done.bytes_removed)} removed"
         common.show(done._asdict(), f"{removed}; {counted(done.files, 'file')} of {decimal(done.bytes)} left")
         return
-    files = list(files_of(shared))
+    files = list(shared.files())
     total = sum(file.size for file in files)
     oldest = min((file.used_at for file in files), default=None)
     at = None if oldest is None else datetime.datetime.fromtimestamp(oldest, datetime.UTC)

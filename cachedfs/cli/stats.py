@@ -135,10 +135,10 @@ def shared_state(config: Config) -> str | None:
     """Return the folder of the shared cache, and why it is not used if so; None without one."""
     if (shared := config.shared) is None:
         return None
-    from cachedfs.shared.shared_folder import SharedFolder
+    from cachedfs.shared.shared_cache import place_at
 
     try:
-        SharedFolder(shared.folder, trust=shared.trust, is_read_only=shared.is_read_only).check()
+        place_at(shared).check()
     except OSError as error:
         return f"{shared.folder} is not used: {error}"
     return shared.folder

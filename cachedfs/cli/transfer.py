@@ -25,14 +25,13 @@ def export(
     common: CommonOptions,
     urls: UrlsBeforeTarget = None,
     *,
-    target: Annotated[str, url_argument("TARGET", "The folder to write the export to.")],
+    target: Annotated[str, url_argument("TARGET", "The folder or .zip file to write to.")],
 ) -> None:
-    """Write what is cached as a few large objects, for import.
+    """Write what is cached as a few large files, for import.
 
     Nothing is fetched; use prefetch for that. Run it again after an interrupt,
-    or when more is cached: it sends only what is missing. The previous export in
-    TARGET is replaced once the new one is complete. All URLs must have the same
-    origin.
+    or when more is cached: a folder gets only what it lacks. A TARGET that ends
+    with .zip is one file, written anew. All URLs must have the same origin.
     """
     urls = before_target(urls)
     locations = [locate(text, common, offline=True) for text in urls]
@@ -56,7 +55,7 @@ def export(
     seconds = time.perf_counter() - started
     what = f"{counted(done.objects, 'object')}, {counted(done.blocks, 'block')}, {decimal(done.bytes)}"
     sent = moved(done.sent, "sent", seconds) if done.sent else "all of it was there already"
-    text = f"{what} in {counted(done.bundles, 'bundle')}; {sent}"
+    text = f"{what} in {counted(done.bundles, 'file')}; {sent}"
     common.show({**done._asdict(), "seconds": round(seconds, 3)}, text)
 
 
@@ -67,7 +66,7 @@ def export(
 )
 def import_(
     common: CommonOptions,
-    source: Annotated[str, url_argument("SOURCE", "The folder that export wrote.")],
+    source: Annotated[str, url_argument("SOURCE", "The folder or .zip file that export wrote.")],
 ) -> None:
     """Load what export wrote into the cache, in few requests.
 
@@ -75,14 +74,12 @@ def import_(
     interrupt. Each block is checked. Corrupt blocks are reported and skipped,
     blocks without room are counted, and the exit status is then 1.
     """
-    from cachedfs.snapshot import Import
+    from cachedfs.filesystem.import_ import import_from
 
     location = locate(source, common)
-    reader = location.fs._reader
     started = time.perf_counter()
     with progress(is_quiet=common.as_json) as callback:
-        run = Import(reader, location.path, identity=None, callback=callback).run()
-        done = reader.objects.engine.run(run)
+        done = import_from(location.fs._objects, location.path, None, callback)
     seconds = time.perf_counter() - started
     fetched = moved(done.bytes, "fetched", seconds)
     text = f"{counted(done.blocks, 'block')}, {fetched}; {done.here:,} were here already"

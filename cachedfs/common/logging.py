@@ -11,7 +11,7 @@ __all__ = ["PACKAGES", "WarnOnce", "has_secrets", "public_text", "public_url", "
 
 
 PACKAGES = (
-    "cache", "cli", "core", "datasets", "events", "filesystem", "mount", "origins", "packing", "prefetch", "server", "shared", "snapshot",
+    "cache", "cli", "core", "datasets", "events", "filesystem", "mount", "origins", "packing", "prefetch", "server", "shared",
 )  # fmt: skip
 
 _SECRETS = r"(?i)((?:token|secret|password|signature|sig|credential|assertion|code)=)[^&\s'\")]+|(bearer\s+)\S+|()ya29\.[\w.-]+"

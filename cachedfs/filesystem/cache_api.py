@@ -25,10 +25,10 @@ from cachedfs.errors import ABSENT, CacheError
 if TYPE_CHECKING:
     from cachedfs.core.reader import Reader
     from cachedfs.core.verify import Verified
+    from cachedfs.filesystem.export import Exported
+    from cachedfs.filesystem.import_ import Imported
     from cachedfs.origins.drive.quota import QuotaStats
     from cachedfs.prefetch.handle import Prefetch
-    from cachedfs.snapshot.export import Exported
-    from cachedfs.snapshot.import_ import Imported
 
 __all__ = ["WINDOW", "AnyPath", "CacheMethods"]
 
@@ -214,25 +214,23 @@ class CacheMethods(ChainedFileSystem):
         target_options: Mapping[str, Any] | None = None,
         callback: Any = DEFAULT_CALLBACK,
     ) -> Exported:
-        """Write the cached blocks and metadata at and below `path` to a folder, as a few large objects.
+        """Write the cached blocks and metadata at and below `path` to a shared cache: a folder, or one zip file.
 
-        `path` is an object, a folder or a list of them. `target` is any URL or a local folder. `target_options` are the
-        options of the target's filesystem; None means this filesystem's own options if the protocol is the same. No
-        data is fetched from `path`.
+        `path` is an object, a folder or a list of them. `target` is any URL or local path; one that ends with `.zip` is
+        a zip file. `target_options` are the options of the target's filesystem; None means this filesystem's own options
+        if the protocol is the same. No data is fetched from `path`.
 
-        Repeating an export sends only what the folder lacks. An older export in the folder is replaced once the new one
-        is complete. `callback` receives the number of bytes sent. Raises CacheError where nothing is cached, or where
-        the folder holds a `manifest.json` that is not an export of this origin.
+        An export adds what a folder lacks, and writes a zip file anew. `callback` receives the number of bytes sent.
+        Raises CacheError where nothing is cached.
         """
-        from cachedfs.snapshot import Export
+        with importing():
+            from cachedfs.filesystem.export import export_to
 
         self._objects.engine.drain()  # include blocks that are still being written
-        there, folder = self._open_archive_folder(target, target_options)
         roots = [self._strip(each) for each in (path if isinstance(path, list | tuple) else [path])]
         if not roots:
             raise ValueError(f"export to {target}: no path was given")
-        exported: Exported = self._run(Export(self._reader, there, folder, callback=callback).run(roots))
-        return exported
+        return export_to(*self._at(target, target_options), self._objects, roots, callback)
 
     async def _export_cache(self, *args: Any, **kwargs: Any) -> Exported:
         return await asyncio.to_thread(self.export_cache, *args, **kwargs)
@@ -240,26 +238,24 @@ class CacheMethods(ChainedFileSystem):
     def import_cache(
         self, source: str, source_options: Mapping[str, Any] | None = None, callback: Any = DEFAULT_CALLBACK
     ) -> Imported:
-        """Load an export from the folder `source` into the cache, in few requests.
+        """Load an export, or a shared cache, from a folder or a zip file into the cache, in few requests.
 
         Blocks that are cached already are not fetched. Every block is checked; the result's `bad` lists what was
         damaged and left out. Imported metadata keeps its age, so it is used without a request until it is older than
         `max_age`. Raises ValueError for an export of another origin or account, ObjectNotFound where there is no
         export, and CacheError where nothing can be stored.
         """
-        from cachedfs.snapshot import Import
+        with importing():
+            from cachedfs.filesystem.import_ import import_from
 
         self._objects.engine.drain()  # blocks that are still being written take space too
-        there, folder = self._open_archive_folder(source, source_options)
-        loading = Import(there, folder, identity=self._objects.identity, callback=callback)
-        imported: Imported = self._run(loading.run())
-        return imported
+        return import_from(*self._at(source, source_options), self._objects.identity, callback)
 
     async def _import_cache(self, *args: Any, **kwargs: Any) -> Imported:
         return await asyncio.to_thread(self.import_cache, *args, **kwargs)
 
-    def _open_archive_folder(self, url: str, options: Mapping[str, Any] | None) -> tuple[Reader, str]:
-        """Return a reader for the origin of a URL, in this process's engine, and the path in it."""
+    def _at(self, url: str, options: Mapping[str, Any] | None) -> tuple[Objects, str]:
+        """Return the objects at the origin of a URL, in this process's engine, and the path in it."""
         text = url.rpartition("::")[2] if "://" in url else os.path.abspath(os.path.expanduser(url))
         protocol, has_protocol, rest = text.partition("://")
         if is_drive_link(text):
@@ -279,9 +275,7 @@ class CacheMethods(ChainedFileSystem):
         objects = Objects(
             protocol, options, config, lambda path: path if "://" in path else f"{prefix}{path}"
         )
-        with importing():
-            from cachedfs.core.reader import Reader
-        return Reader(objects), strip(self.protocol, protocol, text)
+        return objects, strip(self.protocol, protocol, text)
 
 
 def _suffix_of(path: str) -> str:

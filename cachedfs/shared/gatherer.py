@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from cachedfs.common.types import ObjectInfo, ObjectKey
-from cachedfs.shared.piece import LARGE, key_of
+from cachedfs.shared.piece import LARGE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,14 +76,13 @@ class Gatherer:
     def __bool__(self) -> bool:
         return bool(self._groups)
 
-    def note(self, version: ObjectKey, info: ObjectInfo, index: int, now: float) -> None:
+    def note(self, version: ObjectKey, info: ObjectInfo, key: str, index: int, now: float) -> None:
         """Add a block that was fetched and is in the local cache."""
         self._began_at, self._last_at = self._began_at or now, now
         number = index // blocks_per_file(version)
         group = self._groups.get((version.digest, number))
         if group is None:
-            key = key_of(version.identity, info)
-            if key is None or len(self._groups) >= MOST_GROUPS:
+            if len(self._groups) >= MOST_GROUPS:
                 return
             group = self._groups[version.digest, number] = BlockGroup(version, info, key, number)
         group.indexes.add(index)

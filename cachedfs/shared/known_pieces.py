@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from cachedfs.shared.piece import PlacedPiece
 
@@ -15,12 +15,12 @@ _MOST = 1_000_000  # pieces, each some hundred bytes of memory; what is beyond i
 class KnownPieces:
     """The pieces of object versions, by their keys. Safe from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: float = _MOST) -> None:
         self._by_key: dict[str, tuple[PlacedPiece, ...]] = {}
         self._by_file: dict[str, list[str]] = {}  # the keys of what is in a file
         self.bad: set[str] = set()  # files that are not what they should be
         self._lock = threading.Lock()  # of changes
-        self._n = 0
+        self._n, self._most = 0, most
 
     def add(self, file: str, pieces: Iterable[PlacedPiece]) -> None:
         """Add the pieces of a file, unless it is known."""
@@ -28,7 +28,7 @@ class KnownPieces:
             if file in self._by_file:
                 return
             keys = self._by_file[file] = []
-            for placed in pieces if self._n < _MOST else ():
+            for placed in pieces if self._n < self._most else ():
                 key = placed.piece.key
                 self._by_key[key] = (*self._by_key.get(key, ()), placed)
                 keys.append(key)
@@ -49,6 +49,15 @@ class KnownPieces:
         found = [each for each in self._by_key.get(key, ()) if each.piece.start <= position < each.piece.stop]
         return max(found, key=lambda each: each.piece.stop, default=None)
 
+    def has(self, key: str) -> bool:
+        """Return whether a piece of an object version is known."""
+        return key in self._by_key
+
+    def in_file(self, file: str) -> Iterator[PlacedPiece]:
+        """Yield the known pieces of a file, in its order."""
+        for key in dict.fromkeys(self._by_file.get(file, ())):
+            yield from (each for each in self._by_key.get(key, ()) if each.file == file)
+
     def files(self, folder: str) -> set[str]:
-        """Return the known files in a subfolder."""
-        return {file for file in list(self._by_file) if file.startswith(f"{folder}/")}
+        """Return the known files in a subfolder, or all of them for ""."""
+        return {file for file in list(self._by_file) if file.startswith(f"{folder}/" if folder else "")}

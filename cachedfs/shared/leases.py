@@ -1,22 +1,21 @@
 """Leases: while a node fetches something, a file makes other nodes wait for it.
 
 A lease is a file that only one node can create. It is removed once what was fetched is in the shared cache, and ignored
-when it is EXPIRES_S old by the clock of the folder: its node may be gone. At worst something is fetched twice.
+when it is EXPIRES_S old by the clock of the store: its node may be gone. At worst something is fetched twice.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable
 
 from cachedfs.shared.gatherer import FILE
+from cachedfs.shared.shared_bucket import SharedBucket
 from cachedfs.shared.shared_folder import SharedFolder
 
 __all__ = ["EXPIRES_S", "Leases", "lease_of"]
 
 EXPIRES_S = 30.0
-_WAITING = "leases/waiting"  # its time says when a node last waited for another
 
 
 def lease_of(key: str, position: int) -> str:
@@ -30,29 +29,33 @@ class Leases:
     All methods block. Errors of the folder are not raised.
     """
 
-    def __init__(self, folder: SharedFolder) -> None:
+    def __init__(self, folder: SharedFolder | SharedBucket) -> None:
         self._folder = folder
         self.held: set[str] = set()
-        self._waiting_at = 0.0  # the time of `_WAITING` that was seen last
+        self._waiting_at = 0.0  # what `waited_at` returned last
 
     def take(self, name: str) -> bool:
         """Take a lease; return False if another node holds it, which is asked to hurry."""
-        with contextlib.suppress(OSError):  # it can only be read, or is full: fetch without a lease
+        try:
             if not self._folder.make_empty(name):
-                now = self._folder.touch(_WAITING)
+                now = self._folder.wait_for_others()
                 modified_at = self._folder.modified_at(name)
                 if modified_at is not None and now is not None and now - modified_at < EXPIRES_S:
                     return False
                 self._folder.remove(name)  # another one may do this too: then both fetch it
                 self._folder.make_empty(name)
             self.held.add(name)
+        except TimeoutError:
+            self._folder.did_not_answer()
+        except OSError:  # it can only be read, or is full: fetch without a lease
+            pass
         return True
 
     def release(self, name: str) -> None:
         if name in self.held:
             self.held.discard(name)
             with contextlib.suppress(OSError):
-                os.unlink(f"{self._folder.path}/{name}")
+                self._folder.remove(name)
 
     def release_all(self) -> None:
         for name in list(self.held):
@@ -62,14 +65,14 @@ class Leases:
         """Let leases of this process count from now."""
         for name in names:
             with contextlib.suppress(OSError):
-                os.utime(f"{self._folder.path}/{name}")
+                self._folder.renew(name)
 
     def is_awaited(self) -> bool:
         """Return whether a node has begun to wait for another one since the last call, and perhaps for this one."""
         if not self.held:
             return False
         with contextlib.suppress(OSError):
-            at = self._folder.modified_at(_WAITING) or 0.0
+            at = self._folder.waited_at()
             is_new, self._waiting_at = at != self._waiting_at, at
             return is_new
         return False

@@ -2,6 +2,7 @@
 
 - `["listing", folder, checked_at, n]`, followed by n lines `["child", path, info]`.
 - `["object", path, checked_at, info]`: an object or folder.
+- `["version", path, info]`: what an object was when it was read; it may be another by now.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any
 
 from cachedfs.cache.index.metadata_records import (
+    FeedConfirmation,
     MetadataRecord,
     decode_info,
     encode_info,
@@ -25,7 +27,15 @@ from cachedfs.cache.index.metadata_records import (
 from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.common.types import ObjectInfo
 
-__all__ = ["LATEST_S", "DamagedFile", "MetadataImport", "decoded_rows", "encoded_rows", "rows_about"]
+__all__ = [
+    "LATEST_S",
+    "DamagedFile",
+    "MetadataImport",
+    "decoded_rows",
+    "encoded_rows",
+    "infos_in",
+    "rows_about",
+]
 
 LATEST_S = 1e12  # seconds; later times, infinities and NaN are invalid
 _BATCH_BYTES = 4 << 20  # approximate bytes of the metadata stored in one transaction
@@ -60,29 +70,48 @@ def decoded_rows(file: IO[bytes]) -> Iterator[Any]:
 
 
 def rows_about(
-    store: MetadataStore, identity: str, infos: Iterable[ObjectInfo], is_due: Callable[[str, str], bool]
+    store: MetadataStore,
+    identity: str,
+    paths: Iterable[str],
+    is_due: Callable[[str], bool],
+    *,
+    roots: Iterable[str] = (),
+    hides_queries: bool = True,
+    confirmed_until: Callable[[str, float, FeedConfirmation | None], float] = lambda folder, at, feed: at,
 ) -> Iterator[list[Any]]:
-    """Yield the valid metadata of objects and of the folders above, and their listings that are due."""
-    above = dict.fromkeys(folder for info in infos for folder in _folders_above(info.path))
-    pending = list(above)
+    """Yield the valid metadata of objects and of the folders above, and the listings of these and of `roots` that are due.
+
+    `hides_queries` leaves out listings with names that may be secret. `confirmed_until` returns up to when a change feed has confirmed an answer about a path in a folder.
+    """
+    paths = list(paths)
+    above = dict.fromkeys(folder for path in [*roots, *paths] for folder in _folders_above(path))
+    pending, seen, listed_at = [*above, *roots], dict[str, None](), dict[str, float]()
     while pending:
         folder = pending.pop()
-        if not is_due(identity, folder):
+        if folder in seen or not is_due(folder):
             continue
+        seen[folder] = None
         listing = store.listing(identity, folder)
         if listing is None or listing.counter != store.listing_counter(identity, folder):
             continue
         pending += [info.path for info in listing.infos if info.kind == "directory"]
-        if store.newest_version(identity, folder) > listing.checked_at or _has_query(folder, listing.infos):
+        at = confirmed_until(folder, listing.checked_at, listing.confirmation)
+        if store.newest_version(identity, folder) > at or (
+            hides_queries and _has_query(folder, listing.infos)
+        ):
             continue  # names may be missing from it, or secret
-        yield ["listing", folder, listing.checked_at, len(listing.infos)]
+        listed_at[folder] = listing.checked_at
+        yield ["listing", folder, at, len(listing.infos)]
         for info in listing.infos:
             yield ["child", info.path, encode_info(info)]
-    for path in [*above, *(info.path for info in infos)]:
-        record = store.lookup(identity, path)
-        if record is not None and record.info is not None and record.counter == store.counter(identity, path):
+    for path in dict.fromkeys([*above, *seen, *paths]):
+        record = store.lookup(identity, path) if path else None
+        if record is None or record.info is None or record.counter != store.counter(identity, path):
+            continue
+        if listed_at.get(folder_of(path)) != record.checked_at:  # else it is in the listing
+            at = confirmed_until(folder_of(path), record.checked_at, record.confirmation)
             with contextlib.suppress(TypeError):  # details that JSON does not have
-                yield ["object", path, record.checked_at, encode_info(record.info)]
+                yield ["object", path, at, encode_info(record.info)]
 
 
 def _folders_above(path: str) -> Iterator[str]:
@@ -123,6 +152,8 @@ class MetadataImport:
                                 MetadataRecord(self._identity, path, info, at, counter, new_at=new_at)
                             )
                             size += 1000 + len(text)
+                    case ["version", str(), str()]:
+                        pass
                     case _:
                         raise DamagedFile("a row is invalid")
                 if size > _BATCH_BYTES:
@@ -179,6 +210,17 @@ class MetadataImport:
         at = self._local_time(float(checked_at))
         self.oldest = min(at, self.oldest)
         return at
+
+
+def infos_in(rows: Iterable[Any]) -> Iterator[ObjectInfo]:
+    """Yield what the rows say of objects and folders. Raises DamagedFile."""
+    try:
+        for row in rows:
+            match row:
+                case ["child" | "version", str(path), str(text)] | ["object", str(path), _, str(text)]:
+                    yield _info(path, text)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise DamagedFile(f"a row is invalid: {error!r}") from error
 
 
 def _memory_of(text: str) -> int:

@@ -23,7 +23,7 @@ from cachedfs.shared.metadata_rows import LATEST_S, DamagedFile, decoded_rows, e
 
 __all__ = [
     "GATHERED", "LARGE", "Piece", "PieceIndex", "PlacedPiece", "encoded_index", "folder_of_runs", "index_size",
-    "is_gathered", "key_of", "name_of_file", "parsed_index", "range_in_name",
+    "is_everywhere", "is_gathered", "key_of", "name_of_file", "parsed_index", "range_in_name", "shareable_key",
 ]  # fmt: skip
 
 GATHERED = "gathered"  # the subfolder of files with many pieces
@@ -51,6 +51,10 @@ class Piece(NamedTuple):
     stop: int
     checksums: Sequence[int]
 
+    @property
+    def place(self) -> tuple[str, int, int]:
+        return self.key, self.start, self.stop
+
 
 class PlacedPiece(NamedTuple):
     """A piece in a file, at `offset`; None: known by the name of its file only, which must be opened for the rest."""
@@ -69,26 +73,32 @@ class PieceIndex(NamedTuple):
     rows: Iterator[Any]
 
 
-def key_of(identity: str, info: ObjectInfo) -> str | None:
-    """Return the text that names an object version on every machine, 32 hex digits; None if it may not be shared.
+def key_of(identity: str, info: ObjectInfo) -> str:
+    """Return the text that names a version that can be cached on every machine, 32 hex digits.
 
-    Files of Google Drive are named by their id, without the account. Paths with a query may contain a secret.
+    Files of Google Drive are named by their id, without the account.
     """
-    name = info.path
-    if not _is_everywhere(identity) or info.fingerprint is None or info.size is None:
-        return None
-    if "://" in name and ("?" in name or stored_path(name) != name):
-        return None
+    name = stored_path(info.path) if "://" in info.path else info.path
     if identity.startswith("drive|") and info.id is not None:
         identity, name = identity.rpartition("|")[0], info.id
     hasher = hashlib.blake2b(digest_size=16)
-    for field in (identity, name, info.fingerprint, str(info.size)):
+    for field in (identity, name, info.fingerprint or "", str(info.size)):
         data = field.encode("utf-8", "surrogatepass")
         hasher.update(len(data).to_bytes(8, "little") + data)
     return hasher.hexdigest()
 
 
-def _is_everywhere(identity: str) -> bool:
+def shareable_key(identity: str, info: ObjectInfo) -> str | None:
+    """Return the key of a version; None if it may not be shared. Paths with a query may contain a secret."""
+    name = info.path
+    if not is_everywhere(identity) or info.fingerprint is None or info.size is None:
+        return None
+    if "://" in name and ("?" in name or stored_path(name) != name):
+        return None
+    return key_of(identity, info)
+
+
+def is_everywhere(identity: str) -> bool:
     return identity.partition("|")[0] in _EVERYWHERE
 
 
@@ -148,9 +158,7 @@ def parsed_index(index: bytes, file_size: int) -> PieceIndex:
         raise DamagedFile("its index is damaged")
     rows, pieces, offset = decoded_rows(io.BytesIO(data)), list[tuple[Piece, int]](), 0
     match next(rows, None):
-        case ["cachedfs", str(identity), float() | int() as made_at] if (
-            0 <= made_at < LATEST_S and _is_everywhere(identity)
-        ):
+        case ["cachedfs", str(identity), float() | int() as made_at] if 0 <= made_at < LATEST_S:
             pass
         case _:
             raise DamagedFile("its index does not begin as it should")

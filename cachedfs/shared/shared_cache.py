@@ -20,7 +20,7 @@ from cachedfs.common.clock import clock
 from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.config import SharedOptions
-from cachedfs.errors import CacheError, ObjectChanged
+from cachedfs.errors import AccessDenied, CacheError, ObjectChanged, OriginUnavailable
 from cachedfs.origins.base import Reply
 from cachedfs.shared.known_pieces import KnownPieces
 from cachedfs.shared.leases import EXPIRES_S, Leases, lease_of
@@ -31,20 +31,22 @@ from cachedfs.shared.piece import (
     Piece,
     PlacedPiece,
     folder_of_runs,
+    is_everywhere,
     is_gathered,
-    key_of,
     range_in_name,
+    shareable_key,
 )
 from cachedfs.shared.replies import SharedReply, WatchedReply
-from cachedfs.shared.shared_folder import ANSWERS_S, OpenShared, SharedFolder
+from cachedfs.shared.shared_bucket import SharedBucket
+from cachedfs.shared.shared_folder import SharedFolder
+from cachedfs.shared.shared_store import ANSWERS_S, StoredFile
 from cachedfs.shared.shared_writer import EXIT_S, SharedWriter
 
-__all__ = ["SharedCache"]
+__all__ = ["SharedCache", "place_at"]
 
 logger = logging.getLogger("cachedfs.shared")
 
 RENEW_S = 5.0  # between two listings of a subfolder
-CHUNK = 2 << 20  # bytes read at once
 THREADS = 16
 TRIES = 3  # of one read, at files that cannot be used
 RENEW_LEASES_S = EXPIRES_S / 3
@@ -76,11 +78,11 @@ class SharedCache:
 
     def __init__(self, options: SharedOptions, cache: BlockStore) -> None:
         self._store = cache.metadata
-        self._folder = SharedFolder(options.folder, trust=options.trust, is_read_only=options.is_read_only)
+        self._folder = place_at(options)
         self._pool = DaemonThreadPool(THREADS, "cachedfs-shared")
         self._known = KnownPieces()
         self._looks: dict[str, _Look] = {}
-        self._looking = threading.Lock()
+        self._looking: dict[str, threading.Lock] = {}
         self._looked_at: dict[str, float] = {}  # when the last look at a subfolder began
         self._progress_at = 0.0
         self._fetching: set[str] = set()  # leases to renew; others expire, as of a read that was canceled
@@ -100,6 +102,7 @@ class SharedCache:
         if self._leases.held and not self._folder.is_off:
             wait([self._pool.submit(self._leases.release_all)], EXIT_S)
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._folder.close()
 
     # Read.
 
@@ -108,11 +111,11 @@ class SharedCache:
 
         Only the first caller waits for it, and with `waits` each.
         """
-        return await self._renew(GATHERED, waits=waits)
+        return await self._renew(self._subfolders("", 0)[0], waits=waits)
 
     async def has(self, identity: str, info: ObjectInfo, position: int) -> bool:
         """Return whether the byte at `position` of an object version is there."""
-        key = key_of(identity, info)
+        key = shareable_key(identity, info)
         return key is not None and await self._at(key, info, position, waits=False) is not None
 
     @contextlib.asynccontextmanager
@@ -120,9 +123,10 @@ class SharedCache:
         self, identity: str, info: ObjectInfo, want: Range, ask: Ask, *, waits: bool
     ) -> AsyncIterator[Reply]:
         """Read bytes of one version as `Origin.read` does: those that are there, then from `ask`, which asks the origin."""
-        key = key_of(identity, info)
+        key = shareable_key(identity, info)
         if key is None or await self._at(key, info, want.start, waits=waits) is None:
-            lease = None if key is None or waits else await self._lease(key, info, want.start)
+            has_lease = key is not None and not waits and self._folder.has_leases(info.size or 0)
+            lease = await self._lease(key, info, want.start) if key and has_lease else None
             if key is None or self._folder.is_off or self._known.at(key, want.start) is None:
                 async with self._holding(lease) as watched, ask(want) as reply:
                     yield watched(reply)
@@ -136,20 +140,22 @@ class SharedCache:
 
         Wait while another node fetches it, until it is there or the lease expires; None then, or without a lease.
         """
-        name, pause_s, until = lease_of(key, position), 0.05, time.monotonic() + EXPIRES_S
+        name, (pause_s, longest_s) = lease_of(key, position), self._folder.pauses_s
+        until = time.monotonic() + EXPIRES_S
         subfolder = folder_of_runs(key) if (info.size or 0) >= LARGE else GATHERED
-        while self._writer.accepts(info) and time.monotonic() < until:
+        while self._folder.is_ready and self._writer.accepts(info) and time.monotonic() < until:
             is_ours = await self._in_time(partial(self._take, name, subfolder))
             if is_ours or self._known.at(key, position) is not None:
                 return name if is_ours else None
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.25)
+            pause_s = min(2 * pause_s, longest_s)
         return None
 
     def _take(self, name: str, subfolder: str) -> bool:
         """Take a lease, and see what came there before it was free. In a thread."""
-        is_ours, look = self._leases.take(name), self._looks.get(subfolder)
-        if look is not None and look.future.done():  # else that takes long
+        is_ours = self._leases.take(name)
+        look = self._looks.get("" if self._folder.lists_all else subfolder)
+        if look is not None and (look.future.done() or self._folder.times_itself):  # else that takes long
             self._look(subfolder)
         return is_ours
 
@@ -192,7 +198,7 @@ class SharedCache:
     async def _body(
         self, key: str, info: ObjectInfo, want: Range, ask: Ask, waits: bool
     ) -> AsyncGenerator[bytes, None]:
-        at, opened, n_left = want.start, dict[str, tuple[OpenShared, Piece, int]](), TRIES
+        at, opened, n_left = want.start, dict[str, tuple[StoredFile, Piece, int]](), TRIES
         while at < want.stop and n_left:
             if (placed := await self._at(key, info, at, waits=waits)) is None:
                 break
@@ -212,43 +218,43 @@ class SharedCache:
 
     async def _at(self, key: str, info: ObjectInfo, position: int, *, waits: bool) -> PlacedPiece | None:
         """Return where the byte at `position` is; None if it is not there, or the folder is left alone."""
-        for subfolder in (GATHERED, folder_of_runs(key)) if (info.size or 0) >= LARGE else (GATHERED,):
+        for subfolder in self._subfolders(key, info.size or 0):
             if not self._folder.is_off and (placed := self._known.at(key, position)) is not None:
                 return placed
             await self._renew(subfolder, waits=waits)
         return None if self._folder.is_off else self._known.at(key, position)
 
+    def _subfolders(self, key: str, size: int) -> Sequence[str]:
+        """Return what to list for the pieces of an object."""
+        if self._folder.lists_all:
+            return ("",)
+        return (GATHERED, folder_of_runs(key)) if size >= LARGE else (GATHERED,)
+
     def _bytes_of(
-        self, placed: PlacedPiece, opened: dict[str, tuple[OpenShared, Piece, int]], at: int, stop: int
+        self, placed: PlacedPiece, opened: dict[str, tuple[StoredFile, Piece, int]], at: int, stop: int
     ) -> bytes | None:
         """Return some bytes from `at` on; None if they cannot be used. In a thread."""
         try:
             if placed.file not in opened:
                 opened.clear()
-                opened[placed.file] = self._open(placed)
+                found = self._folder.open(placed.file)
+                opened[placed.file] = found, *found.find(placed)
             file, piece, offset = opened[placed.file]
-            return file.read(piece, offset, at, min(stop, piece.stop, at + CHUNK))
+            return file.read(piece, offset, at, min(stop, piece.stop, at + self._folder.chunk))
         except (DamagedFile, OSError) as error:
             self._reject(placed.file, error)
             if isinstance(error, FileNotFoundError):  # it was replaced by one with more in it
                 self._look(placed.file.rpartition("/")[0])
             return None
 
-    def _open(self, placed: PlacedPiece) -> tuple[OpenShared, Piece, int]:
-        file = self._folder.open(placed.file)
-        if placed.offset is not None:
-            return file, placed.piece, placed.offset
-        for piece, offset in file.index().pieces:
-            if (piece.key, piece.start, piece.stop) == (
-                placed.piece.key,
-                placed.piece.start,
-                placed.piece.stop,
-            ):
-                return file, piece, offset
-        raise DamagedFile("it is not what its name says")
-
     def _reject(self, file: str, error: DamagedFile | OSError) -> None:
-        """Use a file no more: it is damaged, or it was removed meanwhile."""
+        """Use a file no more: it is damaged, or it was removed meanwhile. Leave a store alone that does not answer."""
+        if isinstance(error, TimeoutError):
+            self._folder.did_not_answer()
+            return
+        if isinstance(error, OriginUnavailable | AccessDenied):
+            self._folder.leave_alone(str(error))
+            return
         self._known.remove(file)
         if isinstance(error, DamagedFile) or error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             self._known.bad.add(file)
@@ -273,36 +279,39 @@ class SharedCache:
         if not (waits or look.is_first):
             return False
         done, _ = await asyncio.wait([look.future], timeout=ANSWERS_S)
-        if not done and time.monotonic() - self._progress_at >= ANSWERS_S:
+        if not done and not self._folder.times_itself and time.monotonic() - self._progress_at >= ANSWERS_S:
             self._folder.did_not_answer()
         return bool(done)
 
     def _look(self, subfolder: str) -> None:
         """Learn what is in a subfolder now. In a thread; of several that look at once, the last one looks for all."""
         asked_at = time.monotonic()
-        with self._looking:
+        with self._looking.setdefault(subfolder, threading.Lock()):
             if self._looked_at.get(subfolder, -1.0) <= asked_at:
                 self._looked_at[subfolder] = time.monotonic()
                 self._look_alone(subfolder)
 
     def _look_alone(self, subfolder: str) -> None:
+        known = self._known.files(subfolder)  # what is added from here on may not be listed
         try:
             self._folder.check()
-            names = self._folder.names(subfolder)
+            files = {name: name.rpartition("/")[2] for name in self._folder.listed(subfolder)}
             self._folder.answered()
+        except TimeoutError:
+            self._folder.did_not_answer()
+            return
         except OSError as error:
             self._folder.leave_alone(str(error))
             return
-        files = {f"{subfolder}/{name}": name for name in names}
-        known = self._known.files(subfolder)
         for file in known - files.keys():
             self._known.remove(file)
         new = {
             file: name for file, name in files.items() if file not in known and file not in self._known.bad
         }
-        if subfolder == GATHERED:
-            self._learn_gathered([file for file, name in new.items() if is_gathered(name)])
-            return
+        if subfolder in (GATHERED, ""):
+            self._learn_gathered(
+                [file for file in new if file.startswith(f"{GATHERED}/") and is_gathered(new[file])]
+            )
         for file, name in new.items():
             if (found := range_in_name(name)) is not None:
                 self._known.add(file, [PlacedPiece(Piece(found[0], 0, *found[1:], ()), file, None)])
@@ -314,6 +323,8 @@ class SharedCache:
             try:
                 file = self._folder.open(name)
                 index = file.index()
+                if not is_everywhere(index.identity):
+                    raise DamagedFile("its origin is not the same on every machine")
                 self._known.add(name, [PlacedPiece(piece, name, offset) for piece, offset in index.pieces])
                 made_at = _local_time(now_there, file.modified_at)
                 self._import(name, index.identity, partial(_aged, made_at, index.made_at), index.rows)
@@ -345,7 +356,8 @@ class SharedCache:
     async def _in_time(self, read: Callable[[], T]) -> T | None:
         """Return what `read` returns in a thread; None, and leave the folder alone, if that takes too long."""
         future = asyncio.get_running_loop().run_in_executor(self._pool, read)
-        if not (await asyncio.wait([future], timeout=ANSWERS_S))[0]:
+        limit_s = None if self._folder.times_itself else ANSWERS_S
+        if not (await asyncio.wait([future], timeout=limit_s))[0]:
             self._folder.did_not_answer()
             return None
         return future.result()
@@ -362,3 +374,10 @@ def _aged(written_at: float, made_at: float, checked_at: float) -> float:
     """Return the time of an answer by our clock; `made_at` and `checked_at` are by the clock that wrote the file."""
     at = min(written_at, written_at - (made_at - checked_at))
     return at if at > clock.now() - OLD_S else AGELESS
+
+
+def place_at(options: SharedOptions) -> SharedFolder | SharedBucket:
+    """Return the shared cache that the options name, without using it."""
+    if "://" in options.folder:
+        return SharedBucket(options.folder, is_read_only=options.is_read_only)
+    return SharedFolder(options.folder, trust=options.trust, is_read_only=options.is_read_only)

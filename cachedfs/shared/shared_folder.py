@@ -1,8 +1,4 @@
-"""A folder that holds a shared cache: what may be used of it, and how its files are made, listed and read.
-
-All of this blocks, perhaps for ever: on a network file system whose server does not answer. So it is called in threads
-that nobody has to wait for.
-"""
+"""A folder that holds a shared cache: what may be used of it, and how its files are made, listed and read."""
 
 from __future__ import annotations
 
@@ -11,28 +7,24 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from cachedfs.cache import disk
-from cachedfs.cache.block_file import PAGE, wrong_page
 from cachedfs.shared.metadata_rows import DamagedFile
-from cachedfs.shared.piece import TAIL_SIZE, Piece, PieceIndex, index_size, parsed_index
+from cachedfs.shared.piece import is_gathered, range_in_name
+from cachedfs.shared.shared_store import KeptFile, SharedPlace, StoredFile
 
-__all__ = ["ANSWERS_S", "OpenShared", "SharedFolder"]
+__all__ = ["OpenShared", "SharedFolder"]
 
 logger = logging.getLogger("cachedfs.shared")
 
-ANSWERS_S = 2.0  # a folder that does not answer within this time
-LEFT_ALONE_S = 30.0  # is left alone for this time
-
-_FORMAT = 1  # part of a folder's name: other formats never see these files
 DAY_S = 86400.0
-_PROBE = 16 << 10  # bytes read from the end of a file: the whole index, unless it is one of many pieces
+_WAITING = "leases/waiting"  # its time says when a node last waited for another
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class OpenShared:
-    """A file of a shared cache, open for reading; it is closed with the last reference to it."""
+class OpenShared(StoredFile):
+    """A file of a folder; it is closed with the last reference to it."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, disk.READ)  # a link is an error, a pipe does not hang
@@ -48,71 +40,23 @@ class OpenShared:
         with contextlib.suppress(AttributeError, OSError):
             os.close(self._fd)
 
-    def index(self) -> PieceIndex:
-        """Return what is in the file. Raises DamagedFile and OSError."""
-        end = self._bytes(max(0, self.size - _PROBE), self.size)
-        size = index_size(end[-TAIL_SIZE:], self.size)
-        return parsed_index(
-            end[-size:] if size <= len(end) else self._bytes(self.size - size, self.size), self.size
-        )
-
-    def read(self, piece: Piece, offset: int, start: int, stop: int) -> bytes:
-        """Return bytes `[start, stop)` of the object that a piece is of, checked. Raises DamagedFile and OSError."""
-        first, last = (start - piece.start) // PAGE, -(-(stop - piece.start) // PAGE)
-        begin = piece.start + first * PAGE
-        end = min(piece.start + last * PAGE, piece.stop)
-        data = self._bytes(offset + begin - piece.start, offset + end - piece.start)
-        if (page := wrong_page(memoryview(data), piece.checksums[first:last])) is not None:
-            raise DamagedFile(f"page {first + page} of a piece is damaged")
-        return data[start - begin : stop - begin]
-
-    def _bytes(self, start: int, stop: int) -> bytes:
+    def part(self, start: int, stop: int) -> bytes:
         data = os.pread(self._fd, stop - start, start)
         if len(data) != stop - start:
             raise DamagedFile("it is shorter than it says")
         return data
 
 
-class SharedFolder:
-    """The shared cache in `folder`, and whether it can be used now. Methods that do not say so raise OSError.
+class SharedFolder(SharedPlace):
+    """The shared cache in `folder`. Methods that do not say so raise OSError, and block.
 
-    `trust` "anyone" also accepts a folder in which all users may write. `trouble` says why it is not used, or not written.
+    `trust` "anyone" also accepts a folder in which all users may write.
     """
 
     def __init__(self, folder: str, *, trust: str, is_read_only: bool) -> None:
-        self.folder, self._trust, self.is_read_only = folder, trust, is_read_only
-        self.path = f"{folder}/cachedfs-shared-{_FORMAT}"
-        self.trouble = ""
+        super().__init__(folder, is_read_only=is_read_only)
+        self._trust = trust
         self._is_checked = self._is_network = False
-        self._warned: set[str] = set()
-        self._off_until = 0.0
-
-    # Trouble: never raises, never blocks.
-
-    @property
-    def is_off(self) -> bool:
-        """True while the folder is left alone."""
-        return time.monotonic() < self._off_until
-
-    def leave_alone(self, problem: str) -> None:
-        self._off_until = time.monotonic() + LEFT_ALONE_S
-        self.warn("away", f"the shared cache {self.folder} is not used: {problem}")
-
-    def did_not_answer(self) -> None:
-        self.leave_alone(f"it did not answer within {ANSWERS_S:.0f} s")
-
-    def warn(self, kind: str, trouble: str) -> None:
-        """Log the first trouble of a kind as a warning."""
-        self.trouble = trouble
-        if kind not in self._warned:
-            self._warned.add(kind)
-            logger.warning("%s", trouble)
-
-    def answered(self) -> None:
-        """Note that the folder can be used."""
-        self.trouble = self.trouble if self.is_read_only else ""
-
-    # What blocks.
 
     def check(self) -> None:
         """Once, raise OSError with what to do if the folder cannot be used; create it where it is missing."""
@@ -144,17 +88,35 @@ class SharedFolder:
         except FileNotFoundError:
             return []
 
+    def listed(self, subfolder: str) -> list[str]:
+        return [f"{subfolder}/{name}" for name in self.names(subfolder)]
+
+    def files(self) -> Iterator[KeptFile]:
+        for subfolder in ("gathered", *(f"runs/{name}" for name in self.names("runs"))):
+            for name in self.names(subfolder):
+                if is_gathered(name) or range_in_name(name) is not None:
+                    yield from self.described(f"{subfolder}/{name}")
+
+    def leftovers(self) -> Iterator[KeptFile]:
+        """Yield leases and temporary files."""
+        for name in [f"{each}/{name}" for each in ("tmp", "leases") for name in self.names(each)]:
+            yield from self.described(name)
+
+    def described(self, name: str) -> Iterator[KeptFile]:
+        """Yield a file, if it is one."""
+        with contextlib.suppress(OSError):  # removed meanwhile
+            status = os.lstat(f"{self.path}/{name}")
+            if stat.S_ISREG(status.st_mode):
+                used_at = max(status.st_atime, status.st_mtime)
+                yield KeptFile(name, status.st_size, used_at, status.st_mtime)
+
     def open(self, name: str) -> OpenShared:
         return OpenShared(f"{self.path}/{name}")
 
     def write(
         self, name: str, data: Sequence[disk.Buffer], index: Callable[[], bytes], *, replaces: bool = False
     ) -> None:
-        """Put a file with `data` and the result of `index` at a name, unless it is there. Raises OSError and DamagedFile.
-
-        `index` is called when the data is on the disk of the server: it tells ages, which count from the time of the
-        file. A process that dies before the end leaves a temporary file.
-        """
+        # A process that dies before the end leaves a temporary file.
         path, temp = f"{self.path}/{name}", self._temp()
         if disk.state(path) is not None and not replaces:
             return
@@ -177,7 +139,7 @@ class SharedFolder:
             raise
 
     def remove(self, name: str) -> None:
-        """Remove a file; who has it open reads on. Where it is not found any more, nobody opens it while it is deleted."""
+        # First to a name where nobody opens it while it is deleted.
         temp = self._temp()
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{self.path}/{name}", temp)
@@ -196,12 +158,20 @@ class SharedFolder:
                 self._make(path.rpartition("/")[0])
         return False
 
-    def touch(self, name: str) -> float | None:
-        """Give a file the time of now, and return that, by the clock of the folder; None if others may not."""
-        self.make_empty(name)
+    def renew(self, name: str) -> None:
+        """Give a file the time of now."""
+        os.utime(f"{self.path}/{name}")
+
+    def wait_for_others(self) -> float | None:
+        """Let others know that a node waits; return the time of now by the clock of the folder, None if others may not."""
+        self.make_empty(_WAITING)
         with contextlib.suppress(PermissionError):
-            os.utime(f"{self.path}/{name}")
-        return self.modified_at(name)
+            self.renew(_WAITING)
+        return self.modified_at(_WAITING)
+
+    def waited_at(self) -> float:
+        """Return a number that is another one once a node waits."""
+        return self.modified_at(_WAITING) or 0.0
 
     def modified_at(self, name: str) -> float | None:
         """Return the time of a file, as its server has it now; None without one."""
@@ -237,7 +207,8 @@ class SharedFolder:
         mode = self._mode()
         fd = os.open(path, _NEW, 0o666 if mode is None else mode & 0o666)
         if mode is not None:
-            os.fchmod(fd, mode & 0o666)  # whatever the umask removed
+            with contextlib.suppress(PermissionError):  # there are none, as on a stick
+                os.fchmod(fd, mode & 0o666)  # whatever the umask removed
         return fd
 
     def _make(self, path: str) -> None:

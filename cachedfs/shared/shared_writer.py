@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from cachedfs.cache import disk
@@ -16,15 +17,18 @@ from cachedfs.cache.block_file import PLACE, BadBlock, open_block, place
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo, ObjectKey
+from cachedfs.errors import CachedFSError
 from cachedfs.shared.gatherer import BlockGroup, Gatherer, runs_of
 from cachedfs.shared.known_pieces import KnownPieces
 from cachedfs.shared.leases import Leases, lease_of
 from cachedfs.shared.metadata_rows import DamagedFile, rows_about
-from cachedfs.shared.piece import LARGE, Piece, PlacedPiece, encoded_index, key_of, name_of_file
+from cachedfs.shared.piece import LARGE, Piece, PlacedPiece, encoded_index, name_of_file, shareable_key
+from cachedfs.shared.shared_bucket import SharedBucket
 from cachedfs.shared.shared_folder import SharedFolder
+from cachedfs.shared.shared_store import SharedStore
 from cachedfs.shared.upkeep import clean
 
-__all__ = ["SharedWriter"]
+__all__ = ["SharedWriter", "put_file"]
 
 logger = logging.getLogger("cachedfs.shared")
 
@@ -56,7 +60,7 @@ class SharedWriter:
 
     def __init__(
         self,
-        folder: SharedFolder,
+        folder: SharedFolder | SharedBucket,
         cache: BlockStore,
         known: KnownPieces,
         wrote: Callable[[str, Sequence[PlacedPiece]], None],
@@ -93,9 +97,9 @@ class SharedWriter:
         now = time.monotonic()
         with self._lock:
             for version, info, index in blocks:
-                key = key_of(version.identity, info) if self.accepts(info) else None
+                key = shareable_key(version.identity, info) if self.accepts(info) else None
                 if key is not None and self._known.at(key, index * version.block_size) is None:
-                    self._gatherer.note(version, info, index, now)
+                    self._gatherer.note(version, info, key, index, now)
             if self._gatherer and self._thread is None and not self._is_closed:
                 self._start()
         self._wake.set()
@@ -171,6 +175,10 @@ class SharedWriter:
                 )
             elif number in _READ_ONLY:
                 self._folder.is_read_only, self._folder.trouble = True, f"it can only be read: {error}"
+            elif isinstance(error, CachedFSError):
+                self._folder.warn(
+                    "unwritten", f"nothing is put into the shared cache {self._folder.folder}: {error}"
+                )
             logger.debug("not shared: %s", error)
         except Exception:  # the thread must go on
             logger.exception("blocks could not be shared")
@@ -185,7 +193,8 @@ class SharedWriter:
         """Write small pieces and metadata, together with those of the last file if that is small."""
         infos = [*self._untold.pop(identity, ()), *(group.info for group in groups)]
         self._tell_at = time.monotonic() + TELL_S
-        rows = list(rows_about(self._cache.metadata, identity, infos, self._is_due))
+        paths, is_due = [info.path for info in infos], partial(self._is_due, identity)
+        rows = list(rows_about(self._cache.metadata, identity, paths, is_due))
         before = self._small.pop(identity, None)
         if before is not None and all(self._has(group) for group in before.groups):
             groups, rows = before.groups + groups, before.rows + rows
@@ -203,43 +212,11 @@ class SharedWriter:
 
     def _write(self, identity: str, groups: list[BlockGroup], rows: list[Any]) -> tuple[str, int] | None:
         """Write a file; return its name and the bytes of its pieces, or None if there is nothing to write."""
-        pieces, data = list[Piece](), list[bytes]()
-        for group in groups:
-            blocks = {index: block for index in group.indexes if (block := self._block(group, index))}
-            for run in runs_of(sorted(blocks)):
-                start, checksums = run[0] * group.version.block_size, list[int]()
-                for index in run:
-                    data.append(blocks[index][0])
-                    checksums += blocks[index][1]
-                stop = start + sum(len(blocks[index][0]) for index in run)
-                pieces.append(Piece(group.key, group.info.size or 0, start, stop, checksums))
-        if not pieces and not rows:
+        placed = put_file(self._folder, self._cache, identity, groups, rows, bad=self._known.bad)
+        if placed is None:
             return None
-        name = name_of_file(pieces, rows)
-        self._folder.write(
-            name,
-            data,
-            lambda: encoded_index(identity, clock.now(), pieces, rows),
-            replaces=name in self._known.bad,
-        )
-        self._known.bad.discard(name)
-        offset, placed = 0, list[PlacedPiece]()
-        for piece in pieces:
-            placed.append(PlacedPiece(piece, name, offset))
-            offset += piece.stop - piece.start
-        self._wrote(name, placed)
-        return name, offset
-
-    def _block(self, group: BlockGroup, index: int) -> tuple[bytes, Sequence[int]] | None:
-        """Return a block and its checksums from the local cache; None if it is gone."""
-        size = group.version.block_size
-        key = group.version.encoded + PLACE.pack(index, size)
-        path = f"{self._cache.root}/{place(group.version.digest, index)}"
-        with contextlib.suppress(BadBlock, OSError):  # not among the open blocks of readers
-            block = open_block(os.open(path, disk.READ), path, key, owner=os.geteuid())
-            if block.length == min(size, (group.info.size or 0) - index * size):
-                return block.read(0, block.length, verify=True), block.trailer.checksums
-        return None
+        self._wrote(*placed)
+        return placed[0], sum(each.piece.stop - each.piece.start for each in placed[1])
 
     def _is_due(self, identity: str, folder: str) -> bool:
         """Return whether the listing of a folder is to be put there, and note that it is."""
@@ -248,3 +225,51 @@ class SharedWriter:
             return False
         self._listed_at[identity, folder] = now
         return True
+
+
+def put_file(
+    store: SharedStore,
+    cache: BlockStore,
+    identity: str,
+    groups: Sequence[BlockGroup],
+    rows: Sequence[Any],
+    *,
+    bad: set[str],
+) -> tuple[str, list[PlacedPiece]] | None:
+    """Write a file of cached blocks and metadata to a shared cache, unless it is there and not `bad`.
+
+    Return its name and what is in it; None if no block is cached any more, and there is no metadata. Raises OSError and
+    DamagedFile.
+    """
+    pieces, data = list[Piece](), list[bytes]()
+    for group in groups:
+        blocks = {index: block for index in group.indexes if (block := _block(cache, group, index))}
+        for run in runs_of(sorted(blocks)):
+            start, checksums = run[0] * group.version.block_size, list[int]()
+            for index in run:
+                data.append(blocks[index][0])
+                checksums += blocks[index][1]
+            stop = start + sum(len(blocks[index][0]) for index in run)
+            pieces.append(Piece(group.key, group.info.size or 0, start, stop, checksums))
+    if not pieces and not rows:
+        return None
+    name = name_of_file(pieces, rows)
+    store.write(name, data, lambda: encoded_index(identity, clock.now(), pieces, rows), replaces=name in bad)
+    bad.discard(name)
+    offset, placed = 0, list[PlacedPiece]()
+    for piece in pieces:
+        placed.append(PlacedPiece(piece, name, offset))
+        offset += piece.stop - piece.start
+    return name, placed
+
+
+def _block(cache: BlockStore, group: BlockGroup, index: int) -> tuple[bytes, Sequence[int]] | None:
+    """Return a block and its checksums from the local cache; None if it is gone."""
+    size = group.version.block_size
+    key = group.version.encoded + PLACE.pack(index, size)
+    path = f"{cache.root}/{place(group.version.digest, index)}"
+    with contextlib.suppress(BadBlock, OSError):  # not among the open blocks of readers
+        block = open_block(os.open(path, disk.READ), path, key, owner=os.geteuid())
+        if block.length == min(size, (group.info.size or 0) - index * size):
+            return block.read(0, block.length, verify=True), block.trailer.checksums
+    return None

@@ -13,7 +13,7 @@ def test_export_and_import_carry_a_cache(cloud, tmp_path):
     run("prefetch", cloud.url("d", "gs://"))
     target = str(tmp_path / "carry")
     text = run("export", cloud.url("d", "gs://"), target).stderr
-    assert re.match(r"20 objects, 20 blocks, 2\d\.\d kB in 1 bundle; 2\d\.\d kB sent in ", text)
+    assert re.match(r"20 objects, 20 blocks, 20\.0 kB in 2 files; 20\.0 kB sent in ", text)
     assert "; all of it was there already\n" in run("export", cloud.url("d", "gs://"), target).stderr
     forget()
     again = ("import", target, "--cache-dir", str(tmp_path / "other"))
@@ -33,12 +33,12 @@ def test_import_of_what_is_damaged_or_does_not_fit_fails(cloud, tmp_path):
     forget()
     small = ("import", str(target), "--cache-dir", str(tmp_path / "small"), "-o", "cache_size=3MiB")
     assert re.search(r"; [234] have no room: raise cache_size", run(*small, status=1).stderr)
-    flip(next(target.glob("blocks-*")), 5000)
+    flip(next(target.rglob("runs/*/*")), 5000)
     forget()
     broken = run("import", str(target), "--cache-dir", str(tmp_path / "other"), status=1).stderr
     assert broken.count("block 0 of") == 1
     assert "3 blocks, 3.1 MB fetched" in broken
-    assert "manifest" in run("import", str(tmp_path / "none"), status=1).stderr
+    assert "run export again" in run("import", str(tmp_path / "none"), status=1).stderr
 
 
 def test_export_of_a_pattern_takes_what_is_cached_and_asks_nobody(cloud, tmp_path):

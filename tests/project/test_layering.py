@@ -20,7 +20,6 @@ LAYERS = [
     {"shared"},
     {"core"},
     {"prefetch"},
-    {"snapshot"},
     {"filesystem"},
     {"obspec", "report", "mount", "server"},
     {"datasets"},

@@ -11,7 +11,7 @@ def noted(gatherer, name, size, indexes, now, identity=IDENTITY):
     info = ObjectInfo(name, "file", size, "1")
     version = ObjectKey(identity, name, "1", MiB)
     for index in indexes:
-        gatherer.note(version, info, index, now)
+        gatherer.note(version, info, name, index, now)
 
 
 def taken(gatherer, now, **options):

@@ -23,7 +23,7 @@ import fsspec
 
 cache_dir, shared, seed, at_once, paths = json.loads(sys.argv[1])
 fs = fsspec.filesystem("cgs", cache_dir=cache_dir, shared_cache=shared, max_age=3600, read_ahead=0)
-fs.find(paths[0].partition("/")[0])
+fs.find(paths[0].rpartition("/")[0])
 random.Random(seed).shuffle(paths)
 print("ready", flush=True)
 sys.stdin.readline()
@@ -35,14 +35,12 @@ sys.stdin.readline()
 
 
 @contextlib.contextmanager
-def nodes(cloud, tmp_path, paths, at_once):
+def nodes(cloud, tmp_path, shared, paths, at_once):
     """Run nodes that read all paths, each in an order of its own; yield them when all are ready."""
     running = []
     with contextlib.ExitStack() as stack:
         for seed in range(N):
-            given = json.dumps(
-                [str(tmp_path / f"node-{seed}"), str(tmp_path / "shared"), seed, at_once, paths]
-            )
+            given = json.dumps([str(tmp_path / f"node-{seed}"), shared, seed, at_once, paths])
             command = [sys.executable, "-c", READ, given]
             pipe = subprocess.PIPE
             process = subprocess.Popen(command, env=cloud._environment(), text=True, stdin=pipe, stdout=pipe)
@@ -52,9 +50,9 @@ def nodes(cloud, tmp_path, paths, at_once):
         yield running
 
 
-def fetched_by(cloud, tmp_path, data, at_once):
+def fetched_by(cloud, tmp_path, shared, data, at_once):
     """Return the bytes that all nodes together fetch."""
-    with nodes(cloud, tmp_path, list(data), at_once) as running:
+    with nodes(cloud, tmp_path, shared, list(data), at_once) as running:
         for process in running:
             process.stdin.write("go\n")
             process.stdin.flush()
@@ -65,13 +63,14 @@ def fetched_by(cloud, tmp_path, data, at_once):
 
 
 @pytest.mark.parametrize(
-    ("n", "size", "at_once", "most"),
-    [(16, 8 * MiB, 2, 1.05), (300, 20 * KiB, 8, 1.3)],
-    ids=["large", "small"],
+    ("n", "size", "at_once", "where", "most"),
+    [(16, 8 * MiB, 2, "folder", 1.05), (300, 20 * KiB, 8, "folder", 1.3), (8, 8 * MiB, 2, "bucket", 1.3)],
+    ids=["large", "small", "bucket"],
 )
-def test_nodes_that_read_in_different_orders_download_once(cloud, tmp_path, n, size, at_once, most):
-    data = {cloud.path(f"{i:04}"): cloud.put(f"{i:04}", noise(size, i)) for i in range(n)}
-    assert fetched_by(cloud, tmp_path, data, at_once) <= most * n * size
+def test_nodes_that_read_in_different_orders_download_once(cloud, tmp_path, n, size, at_once, where, most):
+    data = {cloud.path(f"data/{i:04}"): cloud.put(f"data/{i:04}", noise(size, i)) for i in range(n)}
+    shared = str(tmp_path / "shared") if where == "folder" else cloud.url("shared", "gs://")
+    assert fetched_by(cloud, tmp_path, shared, data, at_once) <= most * n * size
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from cachedfs.errors import OriginUnavailable
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.shared import shared_cache, shared_folder, shared_writer
-from cachedfs.shared.piece import GATHERED
+from cachedfs.shared.piece import GATHERED, encoded_index
 from cachedfs.shared.shared_folder import SharedFolder
 from tests.shared.conftest import leave
 from tests.support import KiB, MiB, noise, until
@@ -506,3 +506,14 @@ def test_a_forked_child_uses_it_too(origin, node):
         os._exit(0 if is_right else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert asked(origin) == []
+
+
+def test_metadata_of_what_is_another_thing_on_each_machine_is_not_used(origin, node, shared, caplog):
+    rows = [["object", "/etc/hostname", 1.5, '["file",1,"x",null,{}]']]
+    folder = SharedFolder(str(shared), trust="group", is_read_only=False)
+    folder.check()
+    folder.write("gathered/" + "0a" * 16, [], lambda: encoded_index("file||-", 1.5, [], rows))
+    fs = node("a")
+    assert not fs.exists("b/k")
+    assert fs._objects.store.lookup("file||-", "/etc/hostname") is None
+    assert "not the same on every machine" in quiet(caplog)[0]

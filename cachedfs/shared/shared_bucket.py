@@ -1,0 +1,155 @@
+"""A shared cache at a URL, behind a local cache: in a bucket, or on another fsspec filesystem."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar
+
+from cachedfs.common.urls import ORIGINS, strip
+from cachedfs.origins.base import Origin
+from cachedfs.origins.registry import open_origin
+from cachedfs.shared.origin_store import OriginStore, time_of
+from cachedfs.shared.piece import LARGE
+from cachedfs.shared.shared_store import ANSWERS_S, KeptFile, SharedPlace
+
+__all__ = ["SharedBucket"]
+
+T = TypeVar("T")
+CLOSES_S = 0.5  # longest wait for connections, and for the thread, to end
+OPENS_S = 20.0  # longest time until the origin can be used
+CLOCK_S = 600.0  # between two times that the store is asked for its time
+
+
+class SharedBucket(OriginStore, SharedPlace):
+    """The shared cache at a URL. The options of its filesystem are those in fsspec's configuration.
+
+    It has an event loop of its own, since it is still used while that of the engine ends.
+    """
+
+    times_itself = lists_all = True
+    chunk = 8 << 20
+    pauses_s = (0.5, 1.0)
+
+    def __init__(self, url: str, *, is_read_only: bool) -> None:
+        protocol = url.partition("://")[0]
+        self._protocol = ORIGINS.get(protocol, protocol)
+        SharedPlace.__init__(self, url, is_read_only=is_read_only)
+        root = strip("cachedfs", self._protocol, url)
+        OriginStore.__init__(self, self._opened, root, run=self._on_loop, answers_s=ANSWERS_S)
+        self._opening = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opened_origin: Origin | None = None
+        self._clock = (0.0, 0.0)  # the time by the store, and when it was that, at the latest
+        self.is_ready = self._is_closed = False
+        self._id = os.urandom(8).hex()
+
+    def _opened(self) -> Origin:
+        with self._opening:
+            if self._opened_origin is None:
+                self._opened_origin = open_origin(
+                    self._protocol, {}, loop=self._started(), on_request=lambda: None
+                )
+            return self._opened_origin
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            loop = self._loop = asyncio.new_event_loop()
+
+            def run() -> None:
+                with contextlib.closing(loop):
+                    loop.run_forever()
+
+            self._thread = threading.Thread(target=run, name="cachedfs-share-io", daemon=True)
+            self._thread.start()
+        return self._loop
+
+    def _on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        with self._opening:
+            loop = self._started()
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+        except (RuntimeError, CancelledError) as error:
+            if not self._is_closed:
+                raise
+            coroutine.close()
+            raise OSError(f"the process ends: {error}") from error
+
+    def close(self) -> None:
+        """End the event loop."""
+        self._is_closed = True
+        if self._loop is not None:
+            with contextlib.suppress(Exception):  # what remains ends with the process
+                if self._opened_origin is not None:
+                    closing = asyncio.run_coroutine_threadsafe(self._opened_origin.aclose(), self._loop)
+                    closing.result(CLOSES_S)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(CLOSES_S)
+
+    def check(self) -> None:
+        """Import what the origin needs, and sign in: that may take longer than an answer."""
+        if not self.is_ready:
+            self._on_loop(asyncio.wait_for(self._opened().filesystem(), OPENS_S))
+            self.is_ready = True
+
+    def leftovers(self) -> Iterator[KeptFile]:
+        """Yield leases, and what tells the time."""
+        self.listed("")
+        for name, info in self._infos.items():
+            if name.startswith(("leases/", "tmp/")):
+                yield KeptFile(name, info.size or 0, time_of(info), time_of(info))
+
+    # Time, by the clock of the store.
+
+    def now(self) -> float | None:
+        """Return the time of the store, not too early; None if this node may not write."""
+        at, asked_at = self._clock
+        if not at or time.monotonic() - asked_at > CLOCK_S:
+            asked_at = time.monotonic()
+            try:
+                at = self._written_at(f"tmp/{self._id}") or 0.0
+            except OSError:
+                return None
+            self._clock = at, asked_at
+        return at + time.monotonic() - asked_at if at else None
+
+    def _written_at(self, name: str) -> float | None:
+        self._touch(name)
+        return self.modified_at(name)
+
+    def _touch(self, name: str) -> None:
+        self._on_loop(self._timely(self._write(f"{self._base}/{name}", b"")))
+
+    def modified_at(self, name: str) -> float | None:
+        """Return the time of a file, as the store has it now; None without one."""
+        info = self._lookup(name)
+        return None if info is None else time_of(info)
+
+    # Leases.
+
+    def has_leases(self, size: int) -> bool:
+        """Return whether nodes wait for each other: for a small object, a lease costs more than what it may save."""
+        return size >= LARGE
+
+    def make_empty(self, name: str) -> bool:
+        """Create an empty file; return False if it exists."""
+        with contextlib.suppress(FileExistsError):
+            self._on_loop(self._timely(self._write(f"{self._base}/{name}", b"", exclusive=True)))
+            return True
+        return False
+
+    def renew(self, name: str) -> None:
+        """Give a file the time of now."""
+        self._touch(name)
+
+    def wait_for_others(self) -> float | None:
+        """Return the time of the store. Large parts have leases, and are put there at once: nobody needs to know."""
+        return self.now()
+
+    def waited_at(self) -> float:
+        return 0.0

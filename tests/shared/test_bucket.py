@@ -1,0 +1,177 @@
+"""A shared cache in a bucket: what the store is asked, its clock, and that it is not in the way."""
+
+import contextlib
+
+import pytest
+
+from cachedfs.config import Config
+from cachedfs.shared import leases, origin_store, shared_bucket
+from cachedfs.shared.leases import Leases, lease_of
+from cachedfs.shared.shared_bucket import SharedBucket
+from cachedfs.sim import Fault
+from tests.cli.helpers import json_of
+from tests.shared.conftest import leave
+from tests.shared.test_shared_cache import asked, filled, quiet, read_all
+from tests.support import MiB, noise
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly")  # raised by gcsfs in aiohttp
+
+
+@pytest.fixture
+def bucket(cloud):
+    """The URL of a shared cache in a bucket. The origin of the data is another one, see `origin`."""
+    return cloud.url("shared", "gs://")
+
+
+def test_what_one_node_has_read_the_next_one_reads_from_the_bucket(origin, node, cloud, bucket):
+    data = filled(origin)
+    read_all(node("a", shared_cache=bucket), data)
+    leave()
+    asked(origin)
+    cloud.asked()
+    fs = node("b", shared_cache=bucket)
+    read_all(fs, data)
+    assert fs.info("b/d/1/1")["size"] == 50_001
+    assert len(fs.ls("b/d/0")) == 7
+    assert asked(origin) == []
+    assert fs.stats().bytes_shared == sum(map(len, data.values()))
+    assert fs.stats().requests == 0
+    leave()
+    assert len(cloud.asked()) < 2 * len(data)  # a range for each small object, and a few
+
+
+def test_s3_is_a_place_for_it_too(origin, node, s3):
+    data = filled(origin, n=3)
+    url = s3.url("shared", "s3://")
+    read_all(node("a", shared_cache=url), data)
+    leave()
+    asked(origin)
+    read_all(node("b", shared_cache=url), data)
+    assert asked(origin) == []
+    ours, theirs = (
+        Leases(SharedBucket(url, is_read_only=False)),
+        Leases(SharedBucket(url, is_read_only=False)),
+    )
+    assert ours.take(NAME)
+    assert not theirs.take(NAME)
+    for each in (ours, theirs):
+        each._folder.close()
+
+
+@pytest.mark.parametrize("skew_s", [-600, 600])
+def test_ages_are_counted_by_the_clock_of_the_store(origin, node, bucket, clock, monkeypatch, skew_s):
+    time_of = origin_store.time_of
+    for module in (origin_store, shared_bucket):
+        monkeypatch.setattr(module, "time_of", lambda info: time_of(info) + skew_s)
+    origin.put("b/k", noise(50_000))
+    node("a", shared_cache=bucket).cat_file("b/k")
+    leave()
+    asked(origin)
+    node("b", shared_cache=bucket, max_age=300).cat_file("b/k")
+    assert asked(origin) == []
+    clock(300)
+    fs = node("c", shared_cache=bucket, max_age=300)
+    fs.cat_file("b/k")
+    assert asked(origin) == [("lookup", "b/k")]
+
+
+def test_a_store_that_does_not_answer_is_left_alone(origin, node, cloud, bucket, caplog, monkeypatch):
+    data = filled(origin, n=4)
+    read_all(node("a", shared_cache=bucket), data)
+    leave()
+    asked(origin)
+    monkeypatch.setattr(shared_bucket, "ANSWERS_S", 0.2)
+    cloud.server.fail(Fault(stall_s=60.0, times=None))
+    fs = node("b", shared_cache=bucket)
+    read_all(fs, data)
+    assert asked(origin)
+    cloud.asked()
+    for path, content in data.items():
+        fs.evict(path)
+        assert fs.cat_file(path) == content
+    assert cloud.asked() == []
+    assert len(quiet(caplog)) == 1
+    assert "did not answer" in quiet(caplog)[0]
+    assert "did not answer" in fs.stats().shared_cache
+    cloud.server.heal()
+
+
+def test_a_store_that_stalls_during_a_read_is_left_alone(origin, node, cloud, bucket, caplog, monkeypatch):
+    data = filled(origin, n=4)
+    read_all(node("a", shared_cache=bucket), data)
+    leave()
+    monkeypatch.setattr(shared_bucket, "ANSWERS_S", 0.2)
+    fs = node("b", shared_cache=bucket)
+    assert fs.cat_file("b/d/0/0") == data["b/d/0/0"]
+    cloud.server.fail(Fault(kind="media", stall_s=60.0, times=None))
+    read_all(fs, data)
+    assert ["did not answer" in message for message in quiet(caplog)] == [True]
+    cloud.server.heal()
+
+
+def test_a_bucket_that_can_only_be_read_is_read(origin, node, cloud, bucket, caplog):
+    data = filled(origin, n=4)
+    read_all(node("a", shared_cache=bucket), data)
+    leave()
+    asked(origin)
+    cloud.server.fail(Fault(kind="upload", status=403, times=None))
+    fs = node("b", shared_cache=bucket)
+    read_all(fs, data)
+    assert {kind for kind, _ in asked(origin)} <= {"lookup", "list"}  # the time of the store is unknown
+    origin.put("c/new", noise(9 * MiB))
+    fs.cat_file("c/new")
+    leave()
+    assert quiet(caplog) == []
+
+
+@pytest.mark.parametrize("harm", [lambda data: data[:-100], lambda data: b"x" + data[1:], lambda data: b""])
+def test_an_object_that_is_not_what_it_should_be_is_a_miss(origin, node, cloud, bucket, harm):
+    data = filled(origin, n=4)
+    read_all(node("a", shared_cache=bucket), data)
+    leave()
+    with contextlib.closing(SharedBucket(bucket, is_read_only=False)) as place:
+        for name in place.listed(""):
+            file = place.open(name)
+            place._put(name, harm(file.part(0, file.size)))
+    read_all(node("b", shared_cache=bucket), data)
+
+
+NAME = lease_of("0a" * 16, 5)
+
+
+def test_a_lease_is_created_by_one_node_only_and_expires(bucket, cloud, monkeypatch):
+    places = [SharedBucket(bucket, is_read_only=False) for _ in range(2)]
+    ours, theirs = map(Leases, places)
+    assert ours.take(NAME)
+    assert not theirs.take(NAME)
+    monkeypatch.setattr(leases, "EXPIRES_S", 0.0)
+    assert theirs.take(NAME)
+    theirs.release(NAME)
+    monkeypatch.undo()
+    assert ours.take(NAME)
+    for place in places:
+        place.close()
+
+
+def test_the_command_cleans_a_bucket(origin, node, bucket):
+    data = {f"b/{i}": origin.put(f"b/{i}", noise(5 * MiB, i)) for i in range(4)}
+    assert node("a", shared_cache=bucket).cat(list(data)) == data
+    leave()
+    assert json_of("share", "stats", bucket)["files"] == 5
+    done = json_of("share", "clean", bucket, "--size", "11MiB")
+    assert (done["removed"], done["files"]) == (2, 3) or done["bytes"] <= 11 * MiB
+
+
+def test_a_folder_of_drive_is_refused_with_what_to_use():
+    with pytest.raises(ValueError, match=r"shared_cache='drive://My Drive/x': .*use export and import"):
+        Config.resolve({"shared_cache": "drive://My Drive/x"})
+
+
+@pytest.mark.parametrize("where", ["cloud", "s3"])
+def test_a_misspelled_bucket_is_named_once(origin, node, request, caplog, where):
+    data = filled(origin, n=4)
+    protocol = request.getfixturevalue(where).protocol
+    read_all(node("a", shared_cache=f"{protocol}://no-such-bucket/shared"), data)
+    leave()
+    [message] = quiet(caplog)
+    assert "no-such-bucket" in message
