@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 
 from tests.support import ROOT
 
-__all__ = ["Ended", "ForkServer"]
-
 
 class Ended(NamedTuple):
     """How a child ended: the signal that killed it (0: none), and the result of its function."""

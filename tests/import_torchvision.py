@@ -3,8 +3,6 @@
 import importlib
 import sys
 
-__all__ = ["torchvision"]
-
 _DECLARED = []  # an operator is registered as long as its library is referenced
 
 

@@ -18,8 +18,6 @@ from cachedfs.common.types import GOLDEN, MASK64, ObjectKey
 
 log = logging.getLogger("cachedfs.cache")
 
-__all__ = ["AccessStats", "BlockAccess", "access_slots", "age"]
-
 _FEWEST_TOUCHES, _DEFAULT_TOUCHES, _MOST_TOUCHES = 1 << 12, 1 << 16, 1 << 22
 # One record per 2 KiB of cache size: enough for small files. With 1 MiB blocks that is 512 records per block,
 # and about 20 in a cache of 200 GB, where `_MOST_TOUCHES` applies.

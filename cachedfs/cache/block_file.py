@@ -22,22 +22,6 @@ from cachedfs.cache.disk import Buffer
 from cachedfs.common.types import BlockKey, ObjectKey
 from cachedfs.errors import BadBlock
 
-__all__ = [
-    "FORMAT",
-    "PAGE",
-    "PLACE",
-    "BadBlock",
-    "BlockTrailer",
-    "OpenBlock",
-    "encode_trailer",
-    "file_size",
-    "open_block",
-    "parse_trailer",
-    "place",
-    "wrong_page",
-]
-
-
 PAGE = 65536  # bytes per checksum: small enough to check for a 4 KiB read (2 us)
 
 FORMAT = 3

@@ -19,14 +19,13 @@ from collections.abc import Callable, Sequence
 
 from cachedfs.cache import block_file, disk
 from cachedfs.cache.access_stats import AccessStats
-from cachedfs.cache.block_file import BadBlock, OpenBlock
+from cachedfs.cache.block_file import OpenBlock
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.index.schema import Totals
 from cachedfs.cache.space import allowance
 from cachedfs.common.logging import WarnOnce
 from cachedfs.common.types import CacheBounds, ObjectKey
-
-__all__ = ["BlockReader"]
+from cachedfs.errors import BadBlock
 
 log = logging.getLogger("cachedfs.cache")
 

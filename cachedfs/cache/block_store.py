@@ -23,8 +23,6 @@ from cachedfs.common.types import CacheBounds, ObjectKey
 from cachedfs.common.urls import stored_path
 from cachedfs.errors import CacheError
 
-__all__ = ["BlockStore"]
-
 
 class BlockStore(BlockWriter):
     """The blocks in `cache_dir`.

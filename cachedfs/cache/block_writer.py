@@ -35,8 +35,6 @@ from cachedfs.common.logging import WarnOnce
 from cachedfs.common.types import BlockKey, CacheBounds
 from cachedfs.errors import CacheError
 
-__all__ = ["BlockWriter"]
-
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _HOSTS_S = 3600.0  # between two looks at the folders of other hosts
 _EVICT_AGAIN_S = 60.0  # after an eviction for a full disk that did not help

@@ -17,8 +17,6 @@ from cachedfs.cache.shared_slots import HEADER_SIZE, MASK32, SharedSlots
 from cachedfs.common.clock import clock
 from cachedfs.common.logging import WarnOnce
 
-__all__ = ["STATISTICS_AT", "TABLE_SIZE", "ChangeCounters", "slots_of"]
-
 MEMORY_FOLDER = "/dev/shm"
 """Where the change counters are if the cache directory cannot hold them: a folder in memory (Linux)."""
 

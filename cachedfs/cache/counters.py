@@ -16,8 +16,6 @@ from cachedfs.cache.change_counters import STATISTICS_AT, ChangeCounters
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.common.types import Counted
 
-__all__ = ["SharedCounters"]
-
 _LOCK = 0x0DB5_57A7_C0DE_0003  # the lock number for changing the numbers
 _NUMBERS = struct.Struct(f"<{len(Counted._fields)}d")
 _TRIES, _TRY_S = 20, 5e-5  # a change takes 10 us: after this many attempts its holder is stopped, not busy

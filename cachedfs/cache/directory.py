@@ -18,8 +18,6 @@ from cachedfs.common.logging import WarnOnce
 from cachedfs.common.user_folders import is_writable, why_unsafe
 from cachedfs.errors import CacheError
 
-__all__ = ["FORMAT", "CacheDirectory", "old_roots", "root_in"]
-
 log = logging.getLogger("cachedfs.cache")
 
 T = TypeVar("T")

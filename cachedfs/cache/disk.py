@@ -19,36 +19,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-__all__ = [
-    "READ",
-    "TOO_MANY_FILES",
-    "Buffer",
-    "DiskSpace",
-    "FolderEntry",
-    "allocate",
-    "create",
-    "empty",
-    "forget_cached",
-    "is_alive",
-    "is_network",
-    "lock_holder",
-    "make_folder",
-    "maps_safely",
-    "memory_file",
-    "open_lockable",
-    "open_to_update",
-    "read_cached",
-    "read_cached_into",
-    "scan",
-    "size_of",
-    "space",
-    "state",
-    "truncate",
-    "unlink",
-    "write_all",
-    "write_file",
-]
-
 Buffer = bytes | bytearray | memoryview
 
 # O_NONBLOCK: opening a FIFO in place of a block must not hang.

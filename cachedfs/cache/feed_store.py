@@ -12,15 +12,13 @@ from cachedfs.cache.index.metadata_records import (
     FeedConfirmation,
     FeedPosition,
     FeedSnapshot,
-    folder_of,
     hash_of,
     sealed,
     unsealed,
 )
 from cachedfs.cache.index.schema import blob_of, origin_of, text_of
 from cachedfs.common.types import Change, Changes, ObjectInfo
-
-__all__ = ["STORED", "FeedStore", "overtaken"]
+from cachedfs.common.urls import folder_of
 
 STORED = """SELECT NULL, info, checked_at, change_counter, feed, folder_hash FROM metadata WHERE origin = ? AND path = ?
     UNION ALL SELECT listings.change_counter, children.info, checked_at, children.change_counter, feed, folder_hash

@@ -11,8 +11,6 @@ from cachedfs.cache.disk import Buffer
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.errors import CacheError
 
-__all__ = ["LocalCopy"]
-
 
 class LocalCopy:
     """A file of fixed size at `path`: reserved, allocated, written, sealed (then read-only) and removed by `close`.

@@ -16,8 +16,6 @@ from collections.abc import Callable
 
 from cachedfs.cache import disk
 
-__all__ = ["ByteRangeLocks"]
-
 _BYTES = (1 << 62) - 1  # mask: the largest offset that every kernel can lock
 _TRY = fcntl.LOCK_EX | fcntl.LOCK_NB
 _BUSY = errno.EAGAIN, errno.EACCES

@@ -18,7 +18,6 @@ from cachedfs.cache.index.metadata_records import (
     ListedName,
     ListingRecord,
     MetadataRecord,
-    folder_of,
     hash_of,
     new_version_at,
     sealed,
@@ -27,10 +26,8 @@ from cachedfs.cache.index.metadata_records import (
 from cachedfs.cache.index.schema import Totals, blob_of, origin_of, text_of
 from cachedfs.common.clock import boot_number, clock
 from cachedfs.common.types import ObjectInfo
-from cachedfs.common.urls import is_url, stored_path
+from cachedfs.common.urls import folder_of, is_url, stored_path
 from cachedfs.errors import CacheError
-
-__all__ = ["MetadataStore"]
 
 _SWEEP_S, _SWEEP_N = 60.0, 500  # old metadata is removed after this time, or when so many entries were added
 _SAME_CLOCK_US = 1_000_000  # clocks that differ less are not written

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.index.schema import blob_of, text_of
 
-__all__ = ["QuotaStore"]
-
 _ADD = """INSERT INTO quota VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE
     SET units = units + excluded.units, bytes = bytes + excluded.bytes RETURNING units, bytes"""
 

@@ -13,14 +13,11 @@ import re
 import shutil
 
 from cachedfs.cache import block_file, disk
-from cachedfs.cache.block_file import BadBlock
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.index.database import IndexRows
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.common.types import BlockKey
-
-__all__ = ["count_all", "leftovers", "remove_leftovers", "remove_old_hosts"]
-
+from cachedfs.errors import BadBlock
 
 _STALE_S = 3600  # a temporary file this old has no living writer
 _UNUSED_COPY_S = 86400.0  # without locks across processes, a local copy may be removed only after this age

@@ -23,8 +23,6 @@ from operator import attrgetter
 
 from cachedfs.cache import disk
 
-__all__ = ["HEADER_SIZE", "MASK32", "SharedSlots"]
-
 _HEADER = struct.Struct("<8sQ")  # magic, number of slots
 HEADER_SIZE = 4096
 _place = attrgetter("st_dev", "st_ino")

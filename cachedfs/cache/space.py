@@ -23,16 +23,6 @@ from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.recovery import count_all, remove_leftovers
 from cachedfs.common.types import BlockKey, CacheBounds
 
-__all__ = [
-    "REMOVED_AT_ONCE",
-    "STAGING",
-    "UNWRITTEN_S",
-    "CacheSpace",
-    "admits",
-    "allowance",
-    "staging_size",
-]
-
 # Chosen by simulating random epochs, loops, scans and Zipf's law: see tests/cache/test_admission.py.
 SLACK = 1.25  # reuse gaps vary between random epochs: a lower value would evict blocks shortly before their next use
 MARGIN = 2  # accesses: a lower value would swap blocks that are used equally often

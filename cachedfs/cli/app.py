@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from cachedfs.cli.arguments import app
-
-__all__ = ["app"]
+from cachedfs.cli.arguments import app as app
 
 MODULES = "reading get prefetch pack mount serve stats cache transfer share report login doctor sim"
 for _name in MODULES.split():

@@ -16,8 +16,6 @@ from pathlib import Path
 
 from cachedfs.common.user_folders import writable_folder
 
-__all__ = ["log_of", "start"]
-
 RUN = "import json, sys; from cachedfs.cli import main; main(json.load(sys.stdin))"
 CHECK_S = 0.05  # between two looks at whether it is ready
 READY_WITHIN_S = 60.0  # after which a start in the background has failed

@@ -14,8 +14,6 @@ from cachedfs.cli.urls import Location, locate
 from cachedfs.common.logging import public_url
 from cachedfs.errors import AccessDenied
 
-__all__ = ["mount", "unmount"]
-
 TEMPORARY = "CACHEDFS_MOUNT_TEMPORARY"  # environment variable of --temporary
 
 

@@ -13,8 +13,6 @@ from cachedfs.cli.output import progress, say
 from cachedfs.cli.url_arguments import url_argument
 from cachedfs.cli.urls import cached_url, drive_url, options_of
 
-__all__ = ["pack"]
-
 KIND_HELP = (
     "Kind of SOURCE: files, lines, jsonl, csv, parquet, feather, hdf5 or tar; default: by its file names."
 )

@@ -18,7 +18,8 @@ from cachedfs.common.text import counted
 from cachedfs.errors import CachedFSError, CacheError
 
 if TYPE_CHECKING:
-    from cachedfs.prefetch.handle import Prefetch, Progress
+    from cachedfs.prefetch.handle import Prefetch
+    from cachedfs.prefetch.progress import Progress
 
 EVERY_S = 0.1  # seconds between two checks of the progress
 HELD_S = 1.0  # seconds: if a prefetch waits for a reader longer than this, the cache is full

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cachedfs.common.types import Counted
 
-__all__ = ["exposition"]
-
 COUNTERS = {  # of all processes that use the cache
     "hits": ("hits", "Blocks read from the cache"),
     "misses": ("misses", "Blocks that had to be fetched"),

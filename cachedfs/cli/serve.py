@@ -20,8 +20,6 @@ from cachedfs.errors import OriginUnavailable
 if TYPE_CHECKING:
     from cachedfs.server.serving import S3Address
 
-__all__ = ["serve"]
-
 PORT = 9000
 READY = "ready"
 # Environment variables.

@@ -16,8 +16,6 @@ from cachedfs.cli.output import minute_of
 from cachedfs.common.text import counted
 from cachedfs.config import parse_size
 
-__all__ = ["share"]
-
 ACTIONS = ("init", "stats", "clean")
 
 

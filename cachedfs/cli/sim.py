@@ -10,8 +10,6 @@ import typer
 
 from cachedfs.cli.arguments import CommonOptions, argument, command, option
 
-__all__ = ["demo", "sim"]
-
 MORE = "Others go to python -m cachedfs.sim: --seed 1, --bucket NAME."
 PROFILE = "Latency profile: off, table, gcs-region, drive-typical..."
 PORTS = {"gcs": 4443, "drive": 4444}

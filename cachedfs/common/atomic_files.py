@@ -20,8 +20,6 @@ from fsspec.utils import isfilelike
 
 from cachedfs.errors import CachedFSError
 
-__all__ = ["PartFile", "filled", "write_private"]
-
 
 def write_private(path: str, text: str) -> None:
     """Replace a small text file, readable by its owner only; its folder must exist."""

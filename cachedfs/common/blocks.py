@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator
 
 from cachedfs.common.types import Range, Suffix
 
-__all__ = ["beginning", "block_range", "clip", "covering", "first_range", "merge"]
-
 
 def clip(start: int | None, stop: int | None, size: int) -> Range:
     """Return the byte range that Python's slice `[start:stop]` selects in an object of `size` bytes."""

@@ -16,17 +16,6 @@ from typing import Any, NamedTuple
 
 from cachedfs.common.optional_imports import importing
 
-__all__ = [
-    "HASHERS",
-    "RunningChecksum",
-    "StatedChecksum",
-    "crc32c_of",
-    "google_checksum",
-    "has_crc32c",
-    "stated_of",
-]
-
-
 HASHERS: dict[str, Callable[[], Any]] = {"md5": partial(hashlib.md5, usedforsecurity=False)}
 """By the name of a checksum, what makes an object that computes it; `has_crc32c` adds "crc32c"."""
 

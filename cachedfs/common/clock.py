@@ -7,8 +7,6 @@ import hashlib
 import math
 import time
 
-__all__ = ["Clock", "boot_number", "clock"]
-
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 # Seconds since the start of the machine, with suspended time. On macOS, CLOCK_MONOTONIC counts that too.
 _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

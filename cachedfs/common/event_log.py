@@ -23,8 +23,6 @@ from typing import Any
 
 from cachedfs.common.logging import public_url
 
-__all__ = ["FORMAT", "VARIABLE", "EventLog", "log_events", "unwatch", "waiting", "watch"]
-
 logger = logging.getLogger("cachedfs.events")
 
 FORMAT = 1

@@ -11,8 +11,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["DaemonThreadPool", "n_cores"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

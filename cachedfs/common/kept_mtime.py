@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["kept_mtime_ns", "mtime_metadata", "rfc3339"]
-
 _MTIME = "mtime"  # RFC 3339 with nanoseconds, as rclone writes it
 _SECONDS = "goog-reserved-file-mtime"  # whole seconds, as gsutil writes it
 _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)", re.ASCII)

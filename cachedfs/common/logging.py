@@ -7,9 +7,6 @@ import re
 
 from cachedfs.errors import NAMED_PROTOCOLS, public_text
 
-__all__ = ["PACKAGES", "WarnOnce", "has_secrets", "public_text", "public_url", "without_secrets"]
-
-
 PACKAGES = (
     "cache", "cli", "core", "datasets", "events", "filesystem", "mount", "origins", "packing", "prefetch", "server", "shared",
 )  # fmt: skip

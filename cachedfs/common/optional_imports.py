@@ -11,8 +11,6 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 
-__all__ = ["importing", "preload"]
-
 _MAX_WAIT_S = 10.0  # longest delay of a fork: a longer import may itself be waiting for the forking thread
 
 _lock = threading.RLock()

@@ -8,8 +8,6 @@ import dataclasses
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-__all__ = ["Lookup", "SingleFlight"]
-
 _Slot = tuple[str, str]
 _Act = Callable[["Lookup"], Coroutine[Any, Any, Any]]
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from cachedfs.errors import CachedFSError
 
-__all__ = ["DiscardableFile", "SpooledFile", "kept_locally", "new_spool"]
-
 _IN_MEMORY = 8 << 20  # bytes of a file being written that are in memory; the rest is on the disk
 
 

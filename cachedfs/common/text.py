@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-__all__ = ["bars", "columns", "counted", "per_cent", "seconds", "shown", "size"]
-
-
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 

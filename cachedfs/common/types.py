@@ -14,26 +14,6 @@ from typing import Any, Final, Literal, NamedTuple
 
 from cachedfs.common.text import counted, per_cent, shown, size
 
-__all__ = [
-    "ANY_VERSION",
-    "AnyVersion",
-    "BlockKey",
-    "CacheBounds",
-    "Change",
-    "Changes",
-    "Counted",
-    "GOLDEN",
-    "Kind",
-    "MASK64",
-    "LinkStats",
-    "ObjectInfo",
-    "ObjectKey",
-    "Range",
-    "Stats",
-    "Suffix",
-    "modified_of",
-]
-
 Kind = Literal["file", "directory"]
 
 _CONTAINERS = frozenset({dict, list})  # the mutable JSON types

@@ -19,27 +19,6 @@ from fsspec.utils import stringify_path
 from cachedfs.common.drive_links import canonical_path, is_drive_link
 from cachedfs.common.logging import without_secrets
 
-__all__ = [
-    "GCS_PROTOCOLS",
-    "LOCAL_PROTOCOLS",
-    "ORIGINS",
-    "SLASH_NAMES",
-    "before_magic",
-    "cached_url",
-    "filesystem_at",
-    "filesystem_class",
-    "import_error",
-    "is_pattern",
-    "is_url",
-    "jsonable",
-    "object_name",
-    "protocols_of",
-    "stored_path",
-    "strip",
-    "target_of",
-    "without_slash",
-]
-
 GCS_PROTOCOLS = ("gs", "gcs")
 LOCAL_PROTOCOLS = ("file", "local")
 ORIGINS = {"cgs": "gs", "cdrive": "drive"}  # target protocols of our short protocols
@@ -129,6 +108,11 @@ def object_name(own: str, target: str | None, path: Any) -> str:
 def without_slash(name: str) -> str:
     """Return a path without the slash at its end, which a complete URL and the root "/" keep."""
     return name if is_url(name) else name.rstrip("/") or name
+
+
+def folder_of(path: str) -> str:
+    """Return the folder whose listing contains `path`; "" at the top."""
+    return path.rpartition("/")[0]
 
 
 def is_url(name: str) -> bool:

@@ -7,15 +7,6 @@ import stat
 import tempfile
 from collections.abc import Callable
 
-__all__ = [
-    "existing_folders",
-    "found_folder",
-    "is_writable",
-    "why_unsafe",
-    "why_unwritable",
-    "writable_folder",
-]
-
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 

@@ -14,11 +14,10 @@ from functools import partial
 from cachedfs.cache.index.metadata_records import FeedPosition, FeedSnapshot, hash_of
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo
-from cachedfs.core.objects import Objects, folder_of, is_fresh
+from cachedfs.common.urls import folder_of
+from cachedfs.core.objects import Objects, is_fresh
 from cachedfs.core.offline import answer_of
 from cachedfs.errors import CachedFSError, OriginUnreachable
-
-__all__ = ["ChangeFeeds", "is_covered"]
 
 logger = logging.getLogger("cachedfs.core")
 

@@ -12,8 +12,6 @@ from cachedfs.core.version import Version
 from cachedfs.errors import ChecksumMismatch
 from cachedfs.origins.request_slots import is_speculative
 
-__all__ = ["ALL", "Download", "DownloadStopped", "FetchedBlock"]
-
 ALL = 1 << 62  # a demand beyond the end of any object
 _UNKNOWN = Range(0, 0)
 _NO_BLOCKS = 1 << 20  # stands for the block size of what cannot be cached, which has no blocks

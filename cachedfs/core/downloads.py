@@ -27,8 +27,6 @@ from cachedfs.errors import (
 from cachedfs.origins.base import Reply
 from cachedfs.shared import SharedReply
 
-__all__ = ["Downloads"]
-
 _Answer = Callable[[Reply], object]
 _Want = Range | Suffix
 PATIENCE_S = 0.2  # how long a paused response body waits for its reader to go on

@@ -34,8 +34,6 @@ from cachedfs.origins.drive.quota import QuotaMeter
 from cachedfs.origins.registry import open_origin
 from cachedfs.shared import SharedCache
 
-__all__ = ["Engine"]
-
 logger = logging.getLogger("cachedfs.core")
 
 T = TypeVar("T")

@@ -18,8 +18,6 @@ from cachedfs.common.user_folders import found_folder, why_unwritable
 from cachedfs.config import Config, SharedOptions
 from cachedfs.core.engine import Engine
 
-__all__ = ["engine_for", "drain_all"]
-
 logger = logging.getLogger("cachedfs.core")
 
 # By the real path of the cache directory, and the shared cache. A forked child starts with none.

@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.errors import OriginUnavailable
 
-__all__ = ["EventLoopThread"]
-
 logger = logging.getLogger("cachedfs.core")
 
 T = TypeVar("T")

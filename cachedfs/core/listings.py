@@ -11,17 +11,16 @@ from collections.abc import Awaitable, Callable, Container, Iterable
 from functools import partial
 from typing import TypeVar
 
-from cachedfs.cache.index.metadata_records import FeedSnapshot, ListingRecord, folder_of
+from cachedfs.cache.index.metadata_records import FeedSnapshot, ListingRecord
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo
+from cachedfs.common.urls import folder_of
 from cachedfs.core.change_feed import ChangeFeeds, is_covered
 from cachedfs.core.objects import Objects, is_fresh
 from cachedfs.core.offline import answer_of
 from cachedfs.core.polling import poll
 from cachedfs.errors import CacheError, NoSuchBucket, ObjectNotFound
 from cachedfs.origins.request_slots import is_speculative
-
-__all__ = ["Listings"]
 
 logger = logging.getLogger("cachedfs.core")
 

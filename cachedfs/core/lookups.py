@@ -8,11 +8,11 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from cachedfs.cache.index.metadata_records import folder_of, hash_of
+from cachedfs.cache.index.metadata_records import hash_of
 from cachedfs.common.clock import clock
 from cachedfs.common.single_flight import Lookup
 from cachedfs.common.types import ObjectInfo, Range, Suffix
-from cachedfs.common.urls import without_slash
+from cachedfs.common.urls import folder_of, without_slash
 from cachedfs.core.change_feed import ChangeFeeds, is_covered
 from cachedfs.core.download import Download
 from cachedfs.core.downloads import Downloads
@@ -24,8 +24,6 @@ from cachedfs.core.polling import OVERDUE_S, poll
 from cachedfs.errors import AccessDenied, ObjectNotFound
 from cachedfs.origins.base import LooksUpPaths
 from cachedfs.origins.registry import is_whole, lookup_reads_names
-
-__all__ = ["Lookups"]
 
 logger = logging.getLogger("cachedfs.core")
 

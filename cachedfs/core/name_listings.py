@@ -9,13 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 
 from cachedfs.common.types import ObjectInfo
+from cachedfs.common.urls import folder_of
 from cachedfs.core.listings import Listings
-from cachedfs.core.objects import Entry, Objects, folder_of
+from cachedfs.core.objects import Entry, Objects
 from cachedfs.core.offline import ZARR_METADATA
 from cachedfs.errors import CachedFSError, ObjectNotFound
 from cachedfs.origins.base import before_next_page
-
-__all__ = ["NameListings", "current_call", "one_call"]
 
 logger = logging.getLogger("cachedfs.core")
 

@@ -19,14 +19,13 @@ from cachedfs.cache.index.metadata_records import (
     FeedSnapshot,
     ListedName,
     MetadataRecord,
-    folder_of,
     hash_of,
     new_version_at,
 )
 from cachedfs.common.clock import clock
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import LinkStats, ObjectInfo
-from cachedfs.common.urls import GCS_PROTOCOLS, without_slash
+from cachedfs.common.urls import GCS_PROTOCOLS, folder_of, without_slash
 from cachedfs.config import Config
 from cachedfs.core.version import Version, version_of
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound, OriginUnavailable
@@ -43,8 +42,6 @@ from cachedfs.origins.registry import (
 if TYPE_CHECKING:
     from cachedfs.cache.metadata_store import MetadataStore
     from cachedfs.core.engine import Engine
-
-__all__ = ["ABSENCE_S", "Entry", "Objects", "folder_of", "is_fresh"]
 
 ABSENCE_S = 10.0
 """Maximum age in seconds of an absence known from a 404: objects appear more often than they change (gcsfuse: 5 s)."""

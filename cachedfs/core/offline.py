@@ -11,8 +11,6 @@ from cachedfs.core.objects import ABSENCE_S, Entry, Objects
 from cachedfs.errors import OriginUnreachable
 from cachedfs.origins.base import has_stale_answer
 
-__all__ = ["answer_of", "can_stand"]
-
 # A node of version 3 has the first one. A reader that does not know the version asks for all of them.
 ZARR_METADATA = ("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata")
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from cachedfs.core.objects import Entry
     from cachedfs.core.reader import Reader
 
-__all__ = ["BUFFER_SIZE", "RawFile"]
-
 BUFFER_SIZE = 32 * 1024  # half a checksum page: serves small reads in C without reading far too much
 _CLOSED = "I/O operation on closed file"
 FIRST_DEMAND = 2  # the request that opened a file reads to this multiple of its reader's progress

@@ -15,8 +15,6 @@ from cachedfs.cache.index.metadata_records import hash_of
 from cachedfs.core.polling import OVERDUE_S, poll
 from cachedfs.errors import CachedFSError
 
-__all__ = ["PathLocks"]
-
 logger = logging.getLogger("cachedfs.core")
 
 STUCK_S = 600.0  # after this time without a heartbeat of the holder, waiting for it is an error

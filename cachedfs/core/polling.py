@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["OVERDUE_S", "poll"]
-
 # After this wait for another process, do its work here too: it may be stopped (SIGSTOP, Ctrl-Z).
 OVERDUE_S = 30.0
 _SHORTEST_S, _LONGEST_S = 0.002, 0.05  # pauses between two checks

@@ -22,8 +22,6 @@ from cachedfs.readahead.grid_walk import GridHistory
 from cachedfs.readahead.object_names import METADATA, ObjectNames, Place, array_folders, arrays_in, numbered
 from cachedfs.readahead.runs import ReadHistory, earned, is_rest_worth_it, requests_for
 
-__all__ = ["ObjectHistory", "Readahead", "as_declared"]
-
 MOST_OBJECTS = 1000  # object versions whose reads are remembered
 # An object counts as cached after this many reads of cached blocks that were not requested ahead.
 CACHED_AFTER = 64

@@ -25,8 +25,6 @@ from cachedfs.core.readahead import Readahead
 from cachedfs.core.version import Version
 from cachedfs.errors import CachedFSError, ChecksumMismatch, ObjectChanged
 
-__all__ = ["TRIES", "Reader", "versions_read"]
-
 logger = logging.getLogger("cachedfs.core")
 
 TRIES = 3  # attempts of one read: cached metadata may be stale, and the next version may be replaced too

@@ -22,8 +22,6 @@ from cachedfs.core.download import Download
 from cachedfs.origins.base import Origin
 from cachedfs.origins.request_slots import SPECULATIVE_FACTOR, speculative
 
-__all__ = ["COURTESY", "FEWEST", "LinkEstimate", "SpeculativeQueue", "SpeculativeRequest"]
-
 logger = logging.getLogger("cachedfs.core")
 
 COURTESY = 1.2

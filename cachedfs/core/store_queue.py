@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     _Pairs = Sequence[tuple[BlockKey, Sequence[memoryview]]]
 
-__all__ = ["StoreQueue"]
-
 logger = logging.getLogger("cachedfs.core")
 
 # A caller that reads small objects one by one can send its next request undisturbed, and waking the thread for each of

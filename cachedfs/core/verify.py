@@ -18,8 +18,6 @@ from cachedfs.core.objects import Entry, Objects
 from cachedfs.core.version import Version
 from cachedfs.errors import BadBlock, CachedFSError
 
-__all__ = ["Verified", "extent", "paths_to_verify", "verify"]
-
 logger = logging.getLogger("cachedfs.core")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from cachedfs.common.types import ObjectInfo, ObjectKey
 from cachedfs.common.urls import stored_path
 
-__all__ = ["Version", "version_of"]
-
 
 class Version(ObjectKey):
     """One version of an object that can be cached: the common part of the keys of its blocks, and its metadata."""

@@ -13,8 +13,6 @@ from cachedfs.core.objects import Objects
 from cachedfs.errors import ObjectChanged, ObjectExists, ObjectNotFound
 from cachedfs.origins.base import Uploader
 
-__all__ = ["call", "check", "look_up", "upload"]
-
 
 async def call(
     objects: Objects, paths: Iterable[str], method: str, *args: Any, tree: bool = False, **options: Any

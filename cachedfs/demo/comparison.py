@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from cachedfs.sim import DriveServer, GCSServer, Profile
 
-__all__ = ["Block", "Case", "Line", "ReaderProcess", "TimedPass", "main", "profiles", "run"]
-
 NEEDED = {"rich": "rich", "sklearn": "scikit-learn", "zarr": "zarr", "gcsfs": "gcsfs"}
 # For drive://, and PyDrive2.
 NEEDED |= {"google_auth_httplib2": "google-auth-httplib2", "funcy": "pydrive2[fsspec]"}

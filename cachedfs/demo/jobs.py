@@ -20,19 +20,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "BATCH",
-    "JOBS",
-    "SHARD",
-    "Redirected",
-    "begin",
-    "digest",
-    "drawn",
-    "open_url",
-    "read_opened",
-    "store_digits",
-]
-
 BATCH = 128  # files in one call
 SHARD = 32  # images in a shard, about 4 MB
 TRIES = 3  # attempts of each PyDrive2 call

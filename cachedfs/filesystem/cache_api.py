@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from cachedfs.origins.drive.quota import QuotaStats
     from cachedfs.prefetch.handle import Prefetch
 
-__all__ = ["WINDOW", "AnyPath", "CacheMethods"]
-
 WINDOW = 64 << 20  # most bytes of one object in memory at once
 AnyPath = str | os.PathLike[str]  # of an object or a folder: `b/k`, `gs://b/k` or `cachedfs::gs://b/k`
 Items = AnyPath | Iterable[AnyPath | tuple[str, int | None, int | None]]  # the `items` of `prefetch`

@@ -23,8 +23,6 @@ from cachedfs.shared.shared_store import FilePart, KeptFile, SharedStore
 from cachedfs.shared.shared_writer import put_file
 from cachedfs.shared.zip_store import ZipWriter
 
-__all__ = ["Exported", "export_to"]
-
 MOST_BLOCKS = 20_000  # that are divided into files together
 MOST_ROWS = 20_000  # of metadata in a file, or one listing
 

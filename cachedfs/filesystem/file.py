@@ -12,18 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fsspec.spec import AbstractFileSystem
 
-from cachedfs.common.logging import public_text
 from cachedfs.common.types import ObjectInfo
 from cachedfs.core.open_file import BUFFER_SIZE, RawFile
-from cachedfs.errors import ObjectChanged, OriginUnavailable
+from cachedfs.errors import ObjectChanged, OriginUnavailable, public_text
 from cachedfs.origins.registry import is_whole
 
 if TYPE_CHECKING:
     from cachedfs.core.download import Download
     from cachedfs.core.objects import Entry
     from cachedfs.core.reader import Reader
-
-__all__ = ["CachedFile"]
 
 _Read = TypeVar("_Read", bound=Callable[..., Any])
 _SIZE = -1  # marks a seek(0, 2), which queries the size, in place of a position

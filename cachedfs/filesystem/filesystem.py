@@ -46,8 +46,6 @@ if sys.platform == "win32":
         "cachedfs needs Linux or macOS: its cache relies on POSIX file locks; on Windows use WSL"
     )
 
-__all__ = ["CachedDriveFileSystem", "CachedFileSystem", "CachedGCSFileSystem"]
-
 T = TypeVar("T")
 _NO_LOOP = object()  # keeps fsspec from starting its own event loop thread; ours starts at the first miss
 

@@ -28,8 +28,6 @@ from cachedfs.shared.piece import Piece, PlacedPiece, key_of
 from cachedfs.shared.shared_store import BASE, FilePart, KeptFile, ReadableStore, StoredFile, pages_of
 from cachedfs.shared.zip_store import ZipReader
 
-__all__ = ["Imported", "age_kept", "import_from"]
-
 logger = logging.getLogger("cachedfs.shared")
 
 SPAN = 32 << 20  # bytes of a request: cheap to repeat, and a few of them fill a link

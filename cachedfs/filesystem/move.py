@@ -15,8 +15,6 @@ from cachedfs.common.checksums import StatedChecksum, stated_of
 from cachedfs.common.text import counted
 from cachedfs.errors import CachedFSError
 
-__all__ = ["StatedContent", "MovedObject", "ObjectMove", "Place", "Requests", "Step", "next_step", "place_of"]
-
 logger = logging.getLogger("cachedfs.filesystem")
 
 _MOST_NAMED = 20  # objects in an error; the log names all

@@ -16,8 +16,6 @@ from cachedfs.filesystem.move import MovedObject, ObjectMove, Requests, StatedCo
 from cachedfs.filesystem.write import WriteMethods, one_or_list
 from cachedfs.origins.base_filesystem import LiteralNames
 
-__all__ = ["MoveMethods"]
-
 
 class MoveMethods(WriteMethods):
     """Mixin with the methods of `CachedFileSystem` that move objects and folders."""

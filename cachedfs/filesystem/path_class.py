@@ -10,8 +10,6 @@ from upath import UPath
 
 from cachedfs.common.urls import is_url
 
-__all__ = ["CachedUPath"]
-
 for _protocol in ("cachedfs", "cgs", "cdrive", "drive"):
     fsspec.get_filesystem_class(_protocol)  # UPath has the rules for paths only of classes that are imported
 

@@ -18,8 +18,6 @@ from cachedfs.shared.piece import Piece, PlacedPiece, range_in_name
 from cachedfs.shared.shared_folder import SharedFolder
 from cachedfs.shared.shared_store import FilePart, KeptFile, ReadableStore, SharedStore
 
-__all__ = ["each_in_threads", "folder_at", "is_local", "is_zip", "learn", "span_of"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 THREADS = 8  # files read or written at a time; each takes some MiB of memory

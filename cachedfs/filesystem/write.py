@@ -25,16 +25,13 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from cachedfs.common.clock import clock
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import AnyVersion, ObjectInfo
-from cachedfs.common.urls import LOCAL_PROTOCOLS, before_magic, is_pattern, without_slash
+from cachedfs.common.urls import LOCAL_PROTOCOLS, before_magic, folder_of, is_pattern, without_slash
 from cachedfs.core import write_through
-from cachedfs.core.objects import folder_of
 from cachedfs.origins.base import HasStorageQuota, Uploader
 from cachedfs.origins.base_filesystem import BaseFileSystem, LiteralNames
 
 if TYPE_CHECKING:
     from cachedfs.core.reader import Reader
-
-__all__ = ["WriteMethods", "one_or_list"]
 
 _ONE_CALL = 8 << 20  # bytes of a file that is sent in one call, and so is in memory
 _QUOTA_S = 60.0  # for which a storage quota is used

@@ -17,8 +17,6 @@ from cachedfs.common.urls import GCS_PROTOCOLS, LOCAL_PROTOCOLS
 from cachedfs.errors import CacheError, ObjectExists, OriginUnavailable
 from cachedfs.origins.origin_errors import mapped
 
-__all__ = ["WrittenFile"]
-
 logger = logging.getLogger("cachedfs.filesystem")
 
 _NEW = ("wb", "xb")  # modes that write a whole new object

@@ -14,8 +14,6 @@ from cachedfs.common.types import ObjectInfo, modified_of
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.mount.names import MAX_BYTES, file_name, with_id
 
-__all__ = ["ExportedSize", "Files", "FolderListings", "Known", "known_of", "mtime_ns_of", "version_of"]
-
 logger = logging.getLogger("cachedfs.mount")
 _UTF8 = 4  # most bytes of a character
 _LISTED = 8  # folders whose listings are kept

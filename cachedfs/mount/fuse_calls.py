@@ -13,8 +13,6 @@ from cachedfs.mount.fuse_protocol import Code, KernelRequest, NameEntry, Opened
 from cachedfs.mount.names import MAX_BYTES
 from cachedfs.mount.operations import MountOperations
 
-__all__ = ["UNANSWERED", "KernelAnswer", "call"]
-
 UNANSWERED = {Code.FORGET, Code.BATCH_FORGET}
 
 

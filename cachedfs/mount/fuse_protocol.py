@@ -11,18 +11,6 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
-__all__ = [
-    "MAX_WRITE",
-    "ROOT",
-    "Attributes",
-    "Code",
-    "DirEntry",
-    "NameEntry",
-    "Opened",
-    "KernelRequest",
-    "Space",
-]
-
 MAX_WRITE = 128 << 10  # bytes of a write; each thread has a buffer for one
 _MAX_READ = 1 << 20  # bytes; more than the kernel's default of 128 KiB takes fewer calls
 _PAGE = 4096

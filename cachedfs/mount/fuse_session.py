@@ -20,8 +20,6 @@ from cachedfs.mount.fuse_calls import UNANSWERED, KernelAnswer, call
 from cachedfs.mount.fuse_protocol import Code, KernelRequest
 from cachedfs.mount.operations import MountOperations
 
-__all__ = ["FuseSession", "fusermount"]
-
 logger = logging.getLogger("cachedfs.mount")
 
 _MOST_THREADS = 512  # each may wait for the origin

@@ -15,8 +15,6 @@ from cachedfs.mount.fuse_protocol import ROOT
 from cachedfs.mount.local_files import LocalFile
 from cachedfs.mount.names import moved
 
-__all__ = ["Inode", "InodeTable"]
-
 _MOST_RETIRED = 10_000
 
 

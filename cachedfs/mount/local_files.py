@@ -17,8 +17,6 @@ from cachedfs.mount.names import moved
 from cachedfs.mount.temporary_files import temporary_file
 from cachedfs.mount.unsent import keep
 
-__all__ = ["LocalFile", "LocalFiles", "State", "now_ns"]
-
 logger = logging.getLogger("cachedfs.mount")
 _PIECE = 8 << 20  # bytes copied at a time
 

@@ -14,8 +14,6 @@ from cachedfs.filesystem import CachedFileSystem
 from cachedfs.mount.fuse_session import FuseSession, fusermount
 from cachedfs.mount.operations import MountOperations
 
-__all__ = ["check_folder", "serve", "unmount"]
-
 _ENDING = signal.SIGTERM, signal.SIGINT
 
 

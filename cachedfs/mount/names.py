@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["MAX_BYTES", "file_name", "moved", "object_name", "with_id", "without_id"]
-
 MAX_BYTES = 255  # of a file name, in Linux and macOS
 _CODES = {"%25": "%", "%00": "\0", "%2E": "."}
 _CODE = re.compile("|".join(_CODES))

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ANY_VERSION, ObjectInfo
-from cachedfs.common.urls import GCS_PROTOCOLS, LOCAL_PROTOCOLS
-from cachedfs.core.objects import folder_of
+from cachedfs.common.urls import GCS_PROTOCOLS, LOCAL_PROTOCOLS, folder_of
 from cachedfs.errors import NotDownloadable, ObjectChanged, ObjectExists, OriginUnavailable, OriginUnreachable
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.filesystem.file import CachedFile
@@ -38,8 +37,6 @@ from cachedfs.mount.inodes import Inode, InodeTable
 from cachedfs.mount.local_files import LocalFile, LocalFiles, State, now_ns
 from cachedfs.mount.names import MAX_BYTES, file_name, moved, object_name, without_id
 from cachedfs.mount.temporary_files import temporary_file
-
-__all__ = ["MountOperations"]
 
 logger = logging.getLogger("cachedfs.mount")
 

@@ -9,8 +9,6 @@ from typing import BinaryIO, cast
 
 from cachedfs.common.user_folders import why_unsafe
 
-__all__ = ["temporary_file", "temporary_folder"]
-
 _NAME = "written"
 
 

@@ -13,8 +13,6 @@ import platformdirs
 
 from cachedfs.common.user_folders import existing_folders, writable_folder
 
-__all__ = ["keep", "kept"]
-
 _MOST = 10 << 30  # bytes in all, and no more than a tenth of the disk
 _PIECE = 8 << 20
 _NAME = "unsent"

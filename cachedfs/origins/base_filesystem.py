@@ -23,8 +23,6 @@ from cachedfs.errors import (
     SignInRefused,
 )
 
-__all__ = ["BaseFileSystem", "LiteralNames", "begins_with"]
-
 _MOST_NAMED = 20  # objects in the error of a copy that left some
 
 

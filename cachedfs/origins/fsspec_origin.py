@@ -16,11 +16,11 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from cachedfs.common.logging import public_text, public_url
+from cachedfs.common.logging import public_url
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.common.urls import SLASH_NAMES, stored_path, without_slash
-from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged
+from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged, public_text
 from cachedfs.origins.base import Reply, SimpleOrigin, clipped, describe, opened, range_header, subject_of
 from cachedfs.origins.evidence import evidence_of, fingerprint, is_same_evidence
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, invoke, make_filesystem

@@ -15,8 +15,6 @@ from cachedfs.cache.block_file import file_size
 from cachedfs.common.types import BlockKey
 from cachedfs.core.version import Version
 
-__all__ = ["Belady", "Use"]
-
 HORIZON = 1 << 18  # most uses known at a time; they take about 100 MB of memory
 NEVER = math.inf  # the position of the next use if none is known
 MOST_OF_THE_WAY = 0.75  # between two uses of a block; with a half, slow threads counted for the next use

@@ -23,8 +23,6 @@ from cachedfs.errors import CachedFSError
 from cachedfs.prefetch.plan import PrefetchPlan
 from cachedfs.prefetch.progress import Progress
 
-__all__ = ["Prefetch", "Progress", "begin"]
-
 END_S = 5.0  # longest that `cancel` waits for the plan to end
 SHOWN = 3  # errors that a summary lists in full
 SHOWN_S = 0.1  # between two updates of the progress bar

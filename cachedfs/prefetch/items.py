@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 from fsspec.utils import stringify_path
 
-__all__ = ["PrefetchItem", "PrefetchItems"]
-
 AHEAD = 256  # items taken from an iterator before the plan needs them
 _FORMS = "expected a path or URL, (path, start, stop), or an iterable of them"
 

@@ -19,8 +19,6 @@ from cachedfs.prefetch.belady import Belady, Use
 from cachedfs.prefetch.items import PrefetchItems
 from cachedfs.prefetch.requests import PlanRequests, Spawn
 
-__all__ = ["Glob", "ObjectStream", "PrefetchObject"]
-
 Slice = tuple[int | None, int | None]  # start and stop, as in a Python slice
 Glob = Callable[[str], Awaitable[Mapping[str, Any]]]
 

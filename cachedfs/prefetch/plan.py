@@ -30,8 +30,6 @@ from cachedfs.prefetch.object_stream import Glob, ObjectStream, PrefetchObject
 from cachedfs.prefetch.progress import Progress, ProgressCounts
 from cachedfs.prefetch.requests import PlanRequests, cannot_store
 
-__all__ = ["PrefetchPlan"]
-
 POLL_S = 0.005, 0.05  # shortest and longest wait between two checks of what was read
 AT_ONCE = 32  # objects taken before the event loop runs other tasks
 MOST_OPEN = 256  # objects that are being fetched at a time

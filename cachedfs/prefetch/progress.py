@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from cachedfs.errors import CachedFSError, without_frames
 
-__all__ = ["Progress", "ProgressCounts"]
-
 MOST_ERRORS = 100  # errors kept
 
 

@@ -28,8 +28,6 @@ from cachedfs.errors import (
 )
 from cachedfs.prefetch.progress import ProgressCounts
 
-__all__ = ["PlanRequests", "Spawn", "cannot_store", "pause_after"]
-
 logger = logging.getLogger("cachedfs.prefetch")
 
 AWAY_S = 60.0  # how long an origin may be unreachable before the plan ends

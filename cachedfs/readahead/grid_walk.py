@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from cachedfs.readahead.object_names import Place
 
-__all__ = ["GridHistory", "GridWalk"]
-
 NEEDED = 4  # chunks read in order before readahead starts; random orders rarely have so many
 LONG = 8  # reads after which chunks may be out of order
 REACH = 16  # chunks by which a read may then be early or late: zarr has ten reads in flight

@@ -9,8 +9,6 @@ import json
 import re
 from typing import Any, NamedTuple
 
-__all__ = ["METADATA", "ObjectNames", "Place", "array_folders", "arrays_in", "numbered"]
-
 METADATA = ("zarr.json", ".zarray", ".zmetadata")
 _LAST_NUMBER = re.compile(r"(.*?)([0-9]{1,18})([^0-9/]*)", re.DOTALL)
 

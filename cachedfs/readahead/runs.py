@@ -15,8 +15,6 @@ from typing import Any
 
 from cachedfs.common.blocks import merge
 
-__all__ = ["ReadHistory", "Run", "earned", "is_rest_worth_it", "requests_for"]
-
 MOST_RUNS = 8
 # One window, plus 1/20 of the blocks read, may be wasted. A gap may be 1/20 of its piece.
 WASTE_SHARE = 20

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 from cachedfs.common.text import counted, per_cent, seconds, size
 
-__all__ = ["Analysis", "RunFigures", "analyse"]
-
 LITTLE = 0.15  # share of the time: less waiting than this is not worth optimizing
 NEAR = 0.9  # share of the time that a part must fill to limit for certain
 REFUSED = 0.01  # share of requests refused for a rate limit or a quota from which on they are named

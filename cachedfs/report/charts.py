@@ -18,8 +18,6 @@ from cachedfs.report.summary import RunSummary
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["BACKGROUND", "COLOURS", "INK", "Chart", "pictures"]
-
 # The colors with enough contrast on white from a palette for color-blind readers (Okabe and Ito, 2008).
 COLOURS = {"bytes": "#0072b2", "hits": "#009e73", "waits": "#d55e00", "others": "#6a3d6f", "idle": "#767676"}
 INK, BACKGROUND = "#1a1a1a", "#ffffff"

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 from cachedfs.common.event_log import FORMAT
 
-__all__ = ["COUNTS", "EventRecords", "RequestEvent", "SampleEvent", "WaitEvent", "read"]
-
 COUNTS = ("hits", "misses", "requests", "bytes_fetched", "bytes_served", "evictions")
 
 

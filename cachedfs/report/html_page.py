@@ -12,8 +12,6 @@ from cachedfs.common.text import counted, seconds, size
 from cachedfs.report.charts import BACKGROUND, INK, Chart
 from cachedfs.report.summary import RunSummary
 
-__all__ = ["page"]
-
 STYLE = f"""
 :root {{ color-scheme: light; }}
 body {{ margin: 0 auto; max-width: 62rem; padding: 1rem; background: {BACKGROUND}; color: {INK}; font: 1rem/1.5 system-ui, sans-serif; }}

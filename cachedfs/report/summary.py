@@ -13,17 +13,6 @@ from cachedfs.report.event_reader import COUNTS, EventRecords
 if TYPE_CHECKING:
     from cachedfs.cache.index.block_rows import CachedPath
 
-__all__ = [
-    "RunSummary",
-    "Span",
-    "TimeBins",
-    "by_folder",
-    "merged",
-    "size_of",
-    "split",
-    "summary_of",
-]
-
 N_BINS = 60
 N_LONGEST = 10  # how many of the objects with the longest waits to list
 

@@ -14,8 +14,6 @@ from cachedfs.server.s3_errors import S3Error
 from cachedfs.server.s3_requests import Query, host_name
 from cachedfs.server.signatures import ALGORITHM, Headers, Keys, check_headers, check_query
 
-__all__ = ["AccessRules"]
-
 _CHALLENGE = {"WWW-Authenticate": 'Basic realm="cachedfs", charset="UTF-8"'}
 
 

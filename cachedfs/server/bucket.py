@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from cachedfs.core.download import Download
     from cachedfs.core.objects import Entry
 
-__all__ = ["Bucket", "Described"]
-
 PIECE = 1 << 20  # bytes read and sent at a time
 AHEAD = 16 << 20  # bytes of a body that are requested ahead of what is sent
 MOST_TABLES = 64

@@ -11,8 +11,6 @@ from cachedfs.origins.base import http_date
 from cachedfs.server.s3_errors import S3Error
 from cachedfs.server.signatures import Headers
 
-__all__ = ["etag_of", "fingerprint_of", "is_not_modified", "modified_at", "range_in", "slice_of"]
-
 _UNKNOWN = datetime.fromtimestamp(0, UTC)
 Slice = tuple[int, int | None]
 

@@ -12,15 +12,6 @@ from cachedfs.server.conditions import etag_of
 from cachedfs.server.key_pages import KeyPage, KeyTable
 from cachedfs.server.s3_errors import S3Error
 
-__all__ = [
-    "buckets_document",
-    "error_document",
-    "folder_page",
-    "location_document",
-    "page_document",
-    "quoted",
-]
-
 _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 quoted = partial(quote, errors="surrogatepass")
 _ESCAPES = {ord(letter): f"&#{ord(letter)};" for letter in "&<>\"'"} | {

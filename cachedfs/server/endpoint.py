@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from cachedfs.core.download import Download
     from cachedfs.core.objects import Entry
 
-__all__ = ["Endpoint"]
-
 logger = logging.getLogger("cachedfs.server")
 
 MOST_REQUESTS = 256  # answered at once

@@ -11,8 +11,6 @@ from typing import NamedTuple
 from cachedfs.common.types import ObjectInfo
 from cachedfs.server.conditions import fingerprint_of, modified_at
 
-__all__ = ["KeyTable", "KeyPage", "page_of", "table_of"]
-
 
 class KeyTable(NamedTuple):
     """Sorted keys, with the size, the time and the fingerprint of each: 200 bytes of memory for a key.

@@ -13,8 +13,6 @@ from cachedfs.errors import (
     RequestRejected,
 )
 
-__all__ = ["S3Error", "s3_error_of"]
-
 _STATUSES = {
     "AccessDenied": 403,
     "AuthorizationHeaderMalformed": 400,

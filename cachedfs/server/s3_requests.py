@@ -9,8 +9,6 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 from cachedfs.server.s3_errors import S3Error
 
-__all__ = ["Query", "S3Request", "host_name", "operation_of", "query_of"]
-
 Query = tuple[tuple[str, str], ...]
 
 READ_ONLY = "This endpoint is read-only; write to the origin itself"

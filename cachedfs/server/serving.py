@@ -22,8 +22,6 @@ import fsspec.config
 
 from cachedfs.common.urls import cached_url, protocols_of
 
-__all__ = ["S3Address", "S3Server", "new_keys", "serve"]
-
 logger = logging.getLogger("cachedfs.server")
 
 ENDS_WITHIN_S = 15.0  # a worker, before it is killed

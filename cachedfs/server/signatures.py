@@ -19,8 +19,6 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from cachedfs.server.s3_errors import S3Error
 from cachedfs.server.s3_requests import Query
 
-__all__ = ["ALGORITHM", "Headers", "Keys", "check_headers", "check_query"]
-
 Headers = CIMultiDict[str] | CIMultiDictProxy[str]
 
 ALGORITHM = "AWS4-HMAC-SHA256"

@@ -22,8 +22,6 @@ from cachedfs.server.bucket import Bucket
 from cachedfs.server.endpoint import Endpoint
 from cachedfs.server.signatures import Keys
 
-__all__ = ["http_server", "run"]
-
 ENDS_WITHIN_S = 5.0  # the answers that are being sent
 IDLE_S = 75.0  # after which a connection without a complete request is closed
 MOST_HEADER = 16 << 10  # bytes of a line; a key may have 1 KiB, three times that in percent-encoding

@@ -12,8 +12,6 @@ from cachedfs.shared.piece import LARGE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BlockGroup", "Gatherer", "runs_of"]
-
 FILE = (
     8 << 20
 )  # bytes of a file, about: parallel file systems, buckets and Google Drive suffer from many small ones

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator
 
 from cachedfs.shared.piece import PlacedPiece
 
-__all__ = ["KnownPieces"]
-
 _MOST = 1_000_000  # pieces, each some hundred bytes of memory; what is beyond is asked of the origin
 
 

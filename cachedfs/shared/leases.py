@@ -13,8 +13,6 @@ from cachedfs.shared.gatherer import FILE
 from cachedfs.shared.shared_bucket import SharedBucket
 from cachedfs.shared.shared_folder import SharedFolder
 
-__all__ = ["EXPIRES_S", "Leases", "lease_of"]
-
 EXPIRES_S = 30.0
 
 

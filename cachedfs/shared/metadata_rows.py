@@ -21,21 +21,11 @@ from cachedfs.cache.index.metadata_records import (
     MetadataRecord,
     decode_info,
     encode_info,
-    folder_of,
     new_version_at,
 )
 from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.common.types import ObjectInfo
-
-__all__ = [
-    "LATEST_S",
-    "DamagedFile",
-    "MetadataImport",
-    "decoded_rows",
-    "encoded_rows",
-    "infos_in",
-    "rows_about",
-]
+from cachedfs.common.urls import folder_of
 
 LATEST_S = 1e12  # seconds; later times, infinities and NaN are invalid
 _BATCH_BYTES = 4 << 20  # approximate bytes of the metadata stored in one transaction

@@ -16,8 +16,6 @@ from cachedfs.shared.metadata_rows import DamagedFile
 from cachedfs.shared.piece import is_gathered, range_in_name
 from cachedfs.shared.shared_store import BASE, KeptFile, StoredFile
 
-__all__ = ["OriginStore", "time_of"]
-
 T = TypeVar("T")
 _FLAT = ("gcs", "gs", "s3", "s3a")  # protocols of origins where a folder is only a part of names
 

@@ -21,11 +21,6 @@ from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import stored_path
 from cachedfs.shared.metadata_rows import LATEST_S, DamagedFile, decoded_rows, encoded_rows
 
-__all__ = [
-    "GATHERED", "LARGE", "Piece", "PieceIndex", "PlacedPiece", "encoded_index", "folder_of_runs", "index_size",
-    "is_everywhere", "is_gathered", "key_of", "name_of_file", "parsed_index", "range_in_name", "shareable_key",
-]  # fmt: skip
-
 GATHERED = "gathered"  # the subfolder of files with many pieces
 _RUNS = "runs"  # that of files with one large piece, in 256 folders
 LARGE = 4 << 20  # bytes of a piece that gets a file of its own

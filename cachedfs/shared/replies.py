@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator
 
 from cachedfs.origins.base import Reply
 
-__all__ = ["SharedReply", "WatchedReply"]
-
 
 class SharedReply(Reply):
     """A read that begins with bytes of the shared cache, and may go on with those of the origin."""

@@ -18,8 +18,6 @@ from cachedfs.shared.origin_store import OriginStore, time_of
 from cachedfs.shared.piece import LARGE
 from cachedfs.shared.shared_store import ANSWERS_S, KeptFile, SharedPlace
 
-__all__ = ["SharedBucket"]
-
 T = TypeVar("T")
 CLOSES_S = 0.5  # longest wait for connections, and for the thread, to end
 OPENS_S = 20.0  # longest time until the origin can be used

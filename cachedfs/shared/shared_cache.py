@@ -42,8 +42,6 @@ from cachedfs.shared.shared_folder import SharedFolder
 from cachedfs.shared.shared_store import ANSWERS_S, StoredFile
 from cachedfs.shared.shared_writer import EXIT_S, SharedWriter
 
-__all__ = ["SharedCache", "place_at"]
-
 logger = logging.getLogger("cachedfs.shared")
 
 RENEW_S = 5.0  # between two listings of a subfolder

@@ -14,8 +14,6 @@ from cachedfs.shared.metadata_rows import DamagedFile
 from cachedfs.shared.piece import is_gathered, range_in_name
 from cachedfs.shared.shared_store import KeptFile, SharedPlace, StoredFile
 
-__all__ = ["OpenShared", "SharedFolder"]
-
 logger = logging.getLogger("cachedfs.shared")
 
 DAY_S = 86400.0

@@ -17,18 +17,6 @@ from cachedfs.cache.disk import Buffer
 from cachedfs.shared.metadata_rows import DamagedFile
 from cachedfs.shared.piece import TAIL_SIZE, Piece, PieceIndex, PlacedPiece, index_size, parsed_index
 
-__all__ = [
-    "ANSWERS_S",
-    "BASE",
-    "FilePart",
-    "KeptFile",
-    "ReadableStore",
-    "SharedPlace",
-    "SharedStore",
-    "StoredFile",
-    "pages_of",
-]
-
 logger = logging.getLogger("cachedfs.shared")
 
 BASE = "cachedfs-shared-1"  # the folder of the files; its name has the format: other formats never see these files

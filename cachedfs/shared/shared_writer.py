@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from cachedfs.cache import disk
-from cachedfs.cache.block_file import PLACE, BadBlock, open_block, place
+from cachedfs.cache.block_file import PLACE, open_block, place
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo, ObjectKey
-from cachedfs.errors import CachedFSError
+from cachedfs.errors import BadBlock, CachedFSError
 from cachedfs.shared.gatherer import BlockGroup, Gatherer, runs_of
 from cachedfs.shared.known_pieces import KnownPieces
 from cachedfs.shared.leases import Leases, lease_of
@@ -27,8 +27,6 @@ from cachedfs.shared.shared_bucket import SharedBucket
 from cachedfs.shared.shared_folder import SharedFolder
 from cachedfs.shared.shared_store import SharedStore
 from cachedfs.shared.upkeep import clean
-
-__all__ = ["SharedWriter", "put_file"]
 
 logger = logging.getLogger("cachedfs.shared")
 

@@ -11,8 +11,6 @@ from typing import NamedTuple
 from cachedfs.shared.shared_bucket import SharedBucket
 from cachedfs.shared.shared_folder import DAY_S, SharedFolder
 
-__all__ = ["Cleaned", "clean", "make_for_group"]
-
 
 class Cleaned(NamedTuple):
     """Result of `clean`: how many files and bytes were removed, and how many are left."""

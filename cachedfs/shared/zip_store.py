@@ -15,8 +15,6 @@ from cachedfs.shared.metadata_rows import DamagedFile
 from cachedfs.shared.piece import is_gathered, range_in_name
 from cachedfs.shared.shared_store import BASE, KeptFile, StoredFile
 
-__all__ = ["ZipReader", "ZipWriter"]
-
 _HEADER = struct.Struct(
     "<26x2H"
 )  # before a member: lengths of its name and of an extra field, which precede its bytes

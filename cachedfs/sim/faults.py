@@ -15,8 +15,6 @@ from aiohttp import web
 
 from cachedfs.sim.stored_objects import Body
 
-__all__ = ["DROP", "Door", "Fault", "SpoiltBody", "hang_up"]
-
 DROP = 4 << 10  # bytes between the pauses of a trickling body
 _SEND_BUFFER = 64 << 10
 _BACKLOG = 1024

@@ -11,8 +11,6 @@ from urllib.parse import unquote
 from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.stored_objects import Content
 
-__all__ = ["match_path", "ranged", "split_related", "take_chunk"]
-
 _CHUNK = 256 << 10  # all but the last chunk of a resumable upload must be a multiple of this
 
 

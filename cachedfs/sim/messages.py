@@ -9,8 +9,6 @@ from typing import Any
 
 from cachedfs.sim.stored_objects import NO_BODY, Body, DataBody
 
-__all__ = ["JSON", "Call", "Refusal", "Request", "Response", "Route", "json_response", "unauthorized"]
-
 JSON = {"Content-Type": "application/json; charset=UTF-8"}
 _REASONS = {400: "invalid", 401: "authError", 403: "forbidden", 404: "notFound", 409: "conflict"}
 _REASONS |= {410: "gone", 412: "conditionNotMet", 416: "requestedRangeNotSatisfiable"}

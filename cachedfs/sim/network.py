@@ -19,8 +19,6 @@ from typing import Any
 
 from cachedfs.sim.quota import QUOTAS, Quota
 
-__all__ = ["PROFILES", "Delay", "Link", "Network", "Profile", "Stream", "Verdict"]
-
 _P95 = 1.6448536269514722  # 95th percentile of the standard normal distribution
 _SLACK = 2 << 20  # bytes a stream may catch up after its client paused: about one TCP window
 

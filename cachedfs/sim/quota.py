@@ -13,8 +13,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["QUOTAS", "Budget", "Meter", "Minute", "Quota"]
-
 _MINUTE_S = 60.0
 _DAY_S = 86400.0
 

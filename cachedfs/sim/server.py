@@ -27,8 +27,6 @@ from cachedfs.sim.messages import Request
 from cachedfs.sim.network import Network, Profile
 from cachedfs.sim.service import CONTROL, Service
 
-__all__ = ["SimServer", "command", "new_loop", "serve"]
-
 
 class _PreciseSelector(selectors.DefaultSelector):
     """Selector that wakes up within 0.1 ms of a deadline; epoll rounds up to whole milliseconds."""

@@ -20,8 +20,6 @@ from cachedfs.sim.messages import JSON, Call, Refusal, Request, Response, Route,
 from cachedfs.sim.network import Network
 from cachedfs.sim.stored_objects import Body, DataBody
 
-__all__ = ["CONTROL", "Service"]
-
 CONTROL = "/_sim/"  # path prefix of control requests, which are neither logged nor delayed
 
 

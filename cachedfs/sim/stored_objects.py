@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["NO_BODY", "Body", "Content", "DataBody", "FileBody"]
-
 
 class Body(Protocol):
     """Bytes of a reply."""

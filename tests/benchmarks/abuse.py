@@ -18,8 +18,6 @@ from tests.benchmarks.abused import PIECE
 from tests.benchmarks.harness import ContenderError, Figure, Result, Session
 from tests.benchmarks.services import BUCKET, SERVICES
 
-__all__ = ["CONTENDERS", "ROWS", "Row", "measure_abuse"]
-
 MiB = 1 << 20
 SIZE, FULL_SIZE, DISK_SIZE = 16 * MiB, 192 * MiB, 64 * MiB
 READERS = 8

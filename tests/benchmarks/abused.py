@@ -10,8 +10,6 @@ from typing import Any
 
 import fsspec
 
-__all__ = ["PIECE", "act"]
-
 PIECE = 1 << 20
 APART_S = 0.05  # pause between the starts of processes that read together, as without a common start
 _open: list[Any] = []  # the file that is read on after the accident

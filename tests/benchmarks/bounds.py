@@ -23,8 +23,6 @@ from tests.benchmarks.services import (
 )
 from tests.benchmarks.workloads import WORKLOADS
 
-__all__ = ["BOUNDS", "LATER", "Bound", "Verdict", "judge"]
-
 
 @dataclass(frozen=True, slots=True)
 class Bound:

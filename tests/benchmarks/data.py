@@ -9,8 +9,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BIG", "DENSE", "LINES", "MAPS", "SAMPLES", "SMALL", "make", "make_for_drive"]
-
 KiB, MiB = 1 << 10, 1 << 20
 BIG, LINES, DENSE, MAPS, SAMPLES = "big.bin", "lines.jsonl", "dense.zarr", "maps.zarr", "samples.zarr"
 BIG_SIZE = 192 * MiB

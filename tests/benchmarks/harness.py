@@ -16,8 +16,6 @@ from typing import Any, Self
 
 from tests.benchmarks.services import BUCKET, Server, Service, ideal_s
 
-__all__ = ["ContenderError", "Figure", "Result", "Session", "clean_environment", "measure"]
-
 ROOT = Path(__file__).parents[2]
 
 

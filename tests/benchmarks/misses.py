@@ -33,8 +33,6 @@ from fsspec.asyn import AsyncFileSystem
 from cachedfs.sim import GCSServer
 from tests.benchmarks.harness import ROOT, Figure, Result
 
-__all__ = ["ROWS", "Row", "measure_misses", "table"]
-
 SIDE, N_CHUNKS = 181, 360  # chunks of 131 kB, which zstd makes half as large
 N_FILES = 20_000  # of 4 to 12 kB
 CONCURRENCY = 64  # chunks that zarr reads at once

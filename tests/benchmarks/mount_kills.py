@@ -36,8 +36,6 @@ from typing import Any, NamedTuple
 
 from cachedfs.sim import GCSServer
 
-__all__ = ["is_good", "main", "run"]
-
 BUCKET = "kills"
 FOLDER = "data"  # in the bucket: where nothing is mounted, the local folder lacks it
 N_MOUNTS = 2

@@ -20,8 +20,6 @@ from rich.text import Text
 
 from cachedfs.sim import Delay, GCSServer, Profile
 
-__all__ = ["main"]
-
 SESSION = [
     "cachedfs mount --daemon gs://my-bucket/data /mnt/data",
     "ls -l /mnt/data",

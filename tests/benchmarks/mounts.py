@@ -25,8 +25,6 @@ from cachedfs.mount.fuse_protocol import ROOT, Attributes, DirEntry, NameEntry, 
 from cachedfs.mount.fuse_session import FuseSession
 from cachedfs.sim import Delay, GCSServer, Profile
 
-__all__ = ["main"]
-
 BUCKET = "bench"
 RATE = 200e6  # bytes a second of the link
 PROFILE = Profile(

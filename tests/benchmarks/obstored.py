@@ -9,8 +9,6 @@ import fsspec
 from obstore.fsspec import FsspecStore
 from obstore.store import GCSStore
 
-__all__ = ["ObstoreGCS"]
-
 
 class ObstoreGCS(FsspecStore):  # type: ignore[misc]  # fsspec has no types
     """obstore's class for `gs://` under another name, as `gs://` is gcsfs here."""

@@ -12,8 +12,6 @@ from cachedfs.sim import GCSServer
 from tests.benchmarks.harness import clean_environment
 from tests.benchmarks.services import BUCKET
 
-__all__ = ["Processor", "import_cost", "memory_growth"]
-
 _RSS = """
 import os, sys, time
 def resident():

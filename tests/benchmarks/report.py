@@ -20,8 +20,6 @@ from tests.benchmarks.mount import COLD_RATE, CROWD, CROWD_S, FIRST_BYTE_S, WARM
 from tests.benchmarks.services import DRIVE_EVEN, DRIVE_TYPICAL, SERVICES
 from tests.benchmarks.workloads import WORKLOADS
 
-__all__ = ["disturbed", "least_disturbed", "load", "save", "summary", "tables"]
-
 STOLEN = 0.02  # results are noticeably worse from this share on
 NOT_MEASURED = ["rclone", "gcsfuse", "juicefs"]  # other caches, only looked for and not measured
 TITLES = {name: row.title for name, row in misses.ROWS.items()} | {

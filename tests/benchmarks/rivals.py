@@ -18,8 +18,6 @@ from typing import Any
 
 from tests.import_torchvision import torchvision
 
-__all__ = ["RIVALS", "epochs", "is_here", "make_chunks", "make_shards", "python_of"]
-
 CHUNK = 4 << 20  # a sixteenth of what both use by default; the data are hundredths of their usual size
 WORKERS = 2
 MOSAIC = Path(f"{sys.prefix}-mosaic", "bin", "python")

@@ -12,26 +12,6 @@ from cachedfs.sim import PROFILES, Delay, DriveServer, GCSServer, Profile
 from cachedfs.sim.quota import QUOTAS
 from tests.benchmarks import data
 
-__all__ = [
-    "BUCKET",
-    "DRIVE_BAD",
-    "DRIVE_CALM",
-    "DRIVE_DAY",
-    "DRIVE_EVEN",
-    "DRIVE_FIXED",
-    "DRIVE_HALF",
-    "DRIVE_OLD",
-    "DRIVE_TYPICAL",
-    "DRIVE_UNITS",
-    "EVEN",
-    "SERVICES",
-    "TENSORSTORE",
-    "TIME_SCALE",
-    "Server",
-    "Service",
-    "ideal_s",
-]
-
 BUCKET = "bench"
 TIME_SCALE = "BENCHMARK_TIME_SCALE"  # the variable with the simulated seconds of the service per real second
 MOUNT = "mountmodel://"  # of local files

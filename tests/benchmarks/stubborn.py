@@ -9,8 +9,6 @@ import fsspec
 
 from cachedfs.demo.jobs import stubborn
 
-__all__ = ["Stubborn"]
-
 
 class Stubborn(fsspec.AbstractFileSystem):
     """Retries the calls of `inner` after an error; a subclass defines its paths with `_strip_protocol`."""

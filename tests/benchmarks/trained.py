@@ -15,8 +15,6 @@ from typing import Any
 
 import fsspec
 
-__all__ = ["train"]
-
 AFTER = 3  # first batches, not part of a steady state
 HALF = 256  # of the blocks, for each of two processes
 BATCH = 64  # random samples of the rows that read from a warm cache

@@ -15,8 +15,6 @@ from tests.benchmarks import rivals
 from tests.benchmarks.harness import ContenderError, Figure, Result, Session
 from tests.benchmarks.services import BUCKET, DRIVE_EVEN, SERVICES
 
-__all__ = ["NAMES", "ROWS", "Row", "contenders", "measure_training"]
-
 MiB = 1 << 20
 NAMES = {name: f"DataLoader on {name}" for name in ("gcsfs", "blockcache", "filecache")}
 NAMES |= {"torch": "DataLoader", "drive": "DataLoader on `drive://`", "stateful": "StatefulDataLoader"}

@@ -51,8 +51,6 @@ from tests.benchmarks.services import (
     TENSORSTORE,
 )
 
-__all__ = ["FLOORS", "STORED", "WORKLOADS", "Place", "Run", "Workload"]
-
 Run = Callable[[], Any]
 FIRST_STEPS = 12  # until the order of steps is recognized, and enough requests are in flight
 STEP_S = 4 * MiB / PROFILES["table"].total_rate  # for a consumer that takes as long as the link

@@ -7,8 +7,6 @@ from typing import NamedTuple
 from cachedfs.cache import block_file, disk, recovery
 from cachedfs.cache.block_file import BadBlock
 
-__all__ = ["Report", "audit", "recount"]
-
 
 class Report(NamedTuple):
     """What an audit found: every problem names the file."""

@@ -5,11 +5,9 @@ import sys
 
 from cachedfs.cache import disk
 
-__all__ = ["CALLS", "real_call", "replace_call"]
-
 # The functions of `disk`, and what the other modules call directly; but for calls that cannot fail and change nothing.
 CALLS = [
-    *(name for name in disk.__all__ if name[0].islower()), "fcntl.lockf", "os.access", "os.chmod", "os.close", "os.fstat",
+    *(name for name, it in vars(disk).items() if getattr(it, "__module__", "") == disk.__name__ and name[0].islower()), "fcntl.lockf", "os.access", "os.chmod", "os.close", "os.fstat",
     "os.link", "os.lstat", "os.makedirs", "os.open", "os.path.exists", "os.pread", "os.preadv", "os.pwrite", "os.rename", "shutil.rmtree",
 ]  # fmt: skip
 

@@ -13,8 +13,6 @@ from typing import Any
 from unittest import mock
 from urllib.parse import urlencode, urljoin
 
-__all__ = ["allow", "fetch", "opening"]
-
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *args: Any) -> None: ...

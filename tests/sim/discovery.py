@@ -16,8 +16,6 @@ from urllib.parse import parse_qsl
 
 from cachedfs.sim import Request
 
-__all__ = ["Api", "problems_of_reply", "problems_of_request"]
-
 _ROWS = 50  # items of a page that are checked: the others are made by the same code
 _DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 _KINDS: dict[str, type | tuple[type, ...]] = {

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 from cachedfs.cache.index.schema import TableRows, blob_of, origin_of, text_of
 from cachedfs.common.types import GOLDEN, MASK64, BlockKey, ObjectKey
 
-__all__ = ["BlockRow", "BlockRows", "CachedPath"]
-
 _BLOCK = "SELECT blocks.id, name, size, clock, stored_at, writer, is_pinned FROM blocks "
 
 _BELOW = """SELECT id FROM blocks WHERE origin = ? AND path = ?

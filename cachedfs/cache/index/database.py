@@ -34,8 +34,6 @@ from cachedfs.cache.index.block_rows import BlockRows
 from cachedfs.cache.index.schema import LOAD_TOTALS, SAVE_TOTALS, SCHEMA, STORED, VERSION, Totals
 from cachedfs.cache.locks import ByteRangeLocks
 
-__all__ = ["TROUBLE", "CacheIndex", "IndexRows"]
-
 log = logging.getLogger("cachedfs.cache")
 
 T = TypeVar("T")

@@ -11,24 +11,6 @@ from typing import Any, NamedTuple
 
 from cachedfs.common.types import ObjectInfo, modified_of
 
-__all__ = [
-    "AGELESS",
-    "FeedConfirmation",
-    "FeedPosition",
-    "FeedSnapshot",
-    "ListedName",
-    "ListingRecord",
-    "MetadataRecord",
-    "decode_info",
-    "encode_info",
-    "folder_of",
-    "hash_of",
-    "is_within",
-    "new_version_at",
-    "sealed",
-    "unsealed",
-]
-
 _DATETIME = "$datetime"
 AGELESS = 1.0
 """The time of an answer of another machine that is old, or of unknown age: never fresh, and not removed for its age."""
@@ -108,11 +90,6 @@ class ListedName(NamedTuple):
 def is_within(path: str, folder: str) -> bool:
     """Return whether `path` is `folder` or below it; "" is the top."""
     return not folder or f"{path}/".startswith(f"{folder}/")
-
-
-def folder_of(path: str) -> str:
-    """Return the folder whose listing contains `path`; "" at the top."""
-    return path.rpartition("/")[0]
 
 
 def new_version_at(

@@ -11,8 +11,6 @@ import hashlib
 import sqlite3
 from operator import attrgetter, methodcaller
 
-__all__ = ["SCHEMA", "VERSION", "TableRows", "Totals", "blob_of", "origin_of", "text_of"]
-
 VERSION = 7
 
 

@@ -20,8 +20,6 @@ from cachedfs.origins.inner_filesystem import AsyncOnce, invoke
 from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.upload import UploadContent
 
-__all__ = ["DriveOrigin"]
-
 log = logging.getLogger("cachedfs.origins")
 
 

@@ -30,18 +30,6 @@ from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount
 from cachedfs.origins.drive.public import not_listed
 
-__all__ = [
-    "MY_DRIVE",
-    "DrivePath",
-    "PathResolver",
-    "folder_of",
-    "has_feed",
-    "id_and_key",
-    "place_of",
-    "plain_path",
-    "side_by_side",
-]
-
 T = TypeVar("T")
 
 logger = logging.getLogger("cachedfs.origins")

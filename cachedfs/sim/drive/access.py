@@ -8,8 +8,6 @@ from cachedfs.sim.messages import Call, Refusal, Route, unauthorized
 from cachedfs.sim.network import Network
 from cachedfs.sim.quota import Meter
 
-__all__ = ["Access", "key_of"]
-
 # Errors that Drive returns occasionally even when healthy, and more often on a bad day.
 _FAILURES = [Fault(status=403, reason="userRateLimitExceeded"), Fault(status=403, reason="rateLimitExceeded")]
 _FAILURES += [Fault(status=429), Fault(status=500), Fault(status=503), Fault(status=502, html=True)]

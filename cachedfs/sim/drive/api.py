@@ -37,8 +37,6 @@ from cachedfs.sim.google import match_path
 from cachedfs.sim.messages import Call, Refusal, Response, Route
 from cachedfs.sim.stored_objects import DataBody
 
-__all__ = ["DriveApi"]
-
 # Method and path below /drive/v3/, kind of request, quota units, and function. The documentation does not say whether
 # `alt=media` is a download.
 _ROUTES = [

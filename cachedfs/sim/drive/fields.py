@@ -8,8 +8,6 @@ from typing import Any
 
 from cachedfs.sim.drive.items import FOLDER, Item, Items, rfc3339
 
-__all__ = ["FIELDS", "ME", "show"]
-
 _CAN_ALL = ["canComment", "canCopy", "canDelete", "canDownload", "canEdit", "canModifyContent"]
 _CAN_ALL += ["canRename", "canShare", "canTrash", "canUntrash"]
 _CAN_READ = ("canDownload", "canListChildren")

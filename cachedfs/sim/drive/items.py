@@ -16,21 +16,6 @@ from typing import Any
 
 from cachedfs.sim.stored_objects import Content
 
-__all__ = [
-    "ANYONE",
-    "BINARY",
-    "DOCUMENT",
-    "EXPORTS",
-    "FOLDER",
-    "SHORTCUT",
-    "Item",
-    "ItemChange",
-    "Items",
-    "Revision",
-    "is_editors",
-    "rfc3339",
-]
-
 BINARY = "application/octet-stream"
 _APPS = "application/vnd.google-apps."
 FOLDER, SHORTCUT, DOCUMENT = _APPS + "folder", _APPS + "shortcut", _APPS + "document"

@@ -27,8 +27,6 @@ from cachedfs.sim.network import Network
 from cachedfs.sim.service import Service
 from cachedfs.sim.stored_objects import DataBody
 
-__all__ = ["OAuth", "client_json", "token_of"]
-
 _CLIENT_ID, _CLIENT_SECRET, _APP = "1-sim.apps.googleusercontent.com", "GOCSPX-sim", "My cachedfs"
 _SCOPES = {  # of Drive, as the consent page words them
     "https://www.googleapis.com/auth/drive": "See, edit, create, and delete all of your Google Drive files",

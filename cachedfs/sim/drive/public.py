@@ -20,8 +20,6 @@ from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.network import Network
 from cachedfs.sim.stored_objects import DataBody
 
-__all__ = ["PublicDownloads"]
-
 _SIGN_IN = "https://accounts.google.com/ServiceLogin"
 # The part of a link that names the editor of a document.
 _EDITORS = {f"application/vnd.google-apps.{kind}": kind for kind in ("document", "presentation")}

@@ -9,8 +9,6 @@ from typing import Any
 
 from cachedfs.sim.drive.items import Item, Items
 
-__all__ = ["Mask", "Query", "parse_mask", "parse_query", "project"]
-
 _TOKEN = re.compile(r"\s*('(?:[^'\\]|\\.)*'|[=()]|\w+|\S)", re.DOTALL)
 
 

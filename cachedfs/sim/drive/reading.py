@@ -17,8 +17,6 @@ from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.network import Network
 from cachedfs.sim.stored_objects import DataBody
 
-__all__ = ["DriveReading", "can", "forbidden", "invalid", "query_of"]
-
 _EXPORT_LIMIT = 10 << 20
 _N_PAGES = 2000  # number of valid page tokens; older ones are rejected
 # Fields of a reply without the parameter `fields`.

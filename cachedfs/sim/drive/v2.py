@@ -8,8 +8,6 @@ from typing import Any
 
 from cachedfs.sim.messages import Call, Refusal, Response
 
-__all__ = ["from_v3", "to_v3"]
-
 # v3 name of each simulated field -> its v2 name.
 _SAME = """kind id mimeType version headRevisionId md5Checksum capabilities ownedByMe shared spaces driveId
 resourceKey shortcutDetails parents"""

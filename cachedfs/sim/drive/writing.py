@@ -14,8 +14,6 @@ from cachedfs.sim.google import split_related, take_chunk
 from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.network import Network
 
-__all__ = ["DriveWriting"]
-
 _WRITABLE = {"name", "mimeType", "description", "starred", "trashed", "properties", "appProperties"}
 _WRITABLE |= {"modifiedTime", "folderColorRgb", "originalFilename", "writersCanShare"}
 _WRITABLE |= {"copyRequiresWriterPermission"}

@@ -16,8 +16,6 @@ from cachedfs.sim.gcs.writing import GCSWriting, begin
 from cachedfs.sim.google import match_path
 from cachedfs.sim.messages import Call, Refusal, Route
 
-__all__ = ["GCSService"]
-
 # Method and path, kind of the request, and function. `bucket` and `key` are in the log.
 _ROUTES = [
     ("GET", "/storage/v1/b", "bucket", "_list_buckets"),

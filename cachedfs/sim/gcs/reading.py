@@ -16,8 +16,6 @@ from cachedfs.sim.network import Network
 from cachedfs.sim.service import Service
 from cachedfs.sim.stored_objects import DataBody
 
-__all__ = ["TEXT", "GCSReading", "check", "check_key", "given_key"]
-
 _NO_BUCKET = "The specified bucket does not exist."
 _XML_CODES = {400: "InvalidArgument", 401: "AuthenticationRequired", 403: "AccessDenied"}
 _XML_CODES |= {412: "PreconditionFailed", 416: "InvalidRange", 503: "ServiceUnavailable"}

@@ -16,8 +16,6 @@ from cachedfs.sim.google import ranged
 from cachedfs.sim.messages import Call, Response
 from cachedfs.sim.stored_objects import DataBody
 
-__all__ = ["FIELDS", "media_answer", "resource", "rfc3339", "xml", "xml_etag"]
-
 _XML = {"Content-Type": "application/xml; charset=UTF-8"}
 # Editable properties of an object: name in the JSON API -> header in the XML API.
 FIELDS = {

@@ -16,8 +16,6 @@ import google_crc32c
 
 from cachedfs.sim.stored_objects import Content
 
-__all__ = ["Page", "SimObject", "Store", "checksums", "list_page"]
-
 # Larger files of a folder have no such checksum: computing it would block the server too long.
 _MD5_LIMIT, _CRC_LIMIT = 8 << 20, 64 << 20
 _LAST = "\U0010ffff"

@@ -15,8 +15,6 @@ from cachedfs.sim.google import split_related, take_chunk
 from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.network import Network
 
-__all__ = ["GCSUpload", "GCSWriting", "begin"]
-
 
 @dataclass(slots=True)
 class GCSUpload:
