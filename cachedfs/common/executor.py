@@ -76,6 +76,9 @@ class DaemonThreadPool(ThreadPoolExecutor):
             if not self._started:
                 self._jobs.pop()
                 raise
+        except BaseException:  # a Ctrl-C: nobody knows whether it runs, so another may take its place
+            self._most += 1
+            raise
 
     def _run(self) -> None:
         while self._do_next():

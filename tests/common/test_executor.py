@@ -88,3 +88,17 @@ def test_a_thread_whose_start_was_interrupted_is_waited_for(monkeypatch):
     threading.Timer(0, gate.set).start()
     pool.shutdown()
     assert not [each for each in threading.enumerate() if each.name.startswith("test-interrupted")]
+
+
+def test_a_thread_that_an_interrupt_kept_from_starting_is_replaced(monkeypatch):
+    pool = DaemonThreadPool(1, "test-never-started")
+
+    def interrupted(thread):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pool.submit(abs, -1)
+    monkeypatch.undo()
+    assert pool.submit(abs, -2).result(60) == 2
+    pool.shutdown()
