@@ -33,15 +33,10 @@ class Range(NamedTuple):
         return self.stop - self.start
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Suffix:
-    """The last `size` bytes of an object, or the whole object if it is shorter."""
+class Suffix(NamedTuple):
+    """The last `size` bytes of an object, or the whole object if it is shorter; more than none."""
 
     size: int
-
-    def __post_init__(self) -> None:
-        if self.size <= 0:
-            raise ValueError(f"not a suffix: {self.size} bytes")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -162,12 +157,11 @@ class ObjectKey:
         return (self.number + index * GOLDEN) & MASK64
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BlockKey:
+class BlockKey(NamedTuple):
     """The complete key of one block: object version, block size and index."""
 
     object: ObjectKey
-    index: int
+    index: int  # type: ignore[assignment]  # hides the method of tuples
 
     @property
     def name(self) -> str:
