@@ -62,7 +62,7 @@ class FuseSession:
         self._ended: SimpleQueue[None] = SimpleQueue()  # whose `put` a signal handler may call at any moment
 
     def serve(self, on_mounted: Callable[[], object]) -> None:
-        """KernelAnswer the kernel until the folder is unmounted, or until `stop`."""
+        """Answer the kernel until the folder is unmounted, or until `stop`."""
         self._on_mounted = on_mounted
         self._start_thread()
         self._ended.get()
@@ -121,7 +121,7 @@ class FuseSession:
                     return
 
     def _answer_or_leave(self, request: KernelRequest) -> KernelRequest | None:
-        """KernelAnswer a request; return another one that waits for a thread, or None to read the next.
+        """Answer a request; return another one that waits for a thread, or None to read the next.
 
         Where all other threads are busy, this one leaves the request to them and goes on reading, for interrupts.
         """
@@ -180,7 +180,7 @@ class FuseSession:
         return True
 
     def _interrupt(self, request: KernelRequest) -> None:
-        """KernelAnswer a request in place of the thread that still works on it, if its process is dying.
+        """Answer a request in place of the thread that still works on it, if its process is dying.
 
         Otherwise the kernel is told to interrupt it again.
         """

@@ -202,6 +202,7 @@ def test_a_dying_process_does_not_wait_for_its_call(kernel, folder):
     id = kernel.send(Code.LOOKUP, b"slow\0", thread=process.pid)
     process.send_signal(signal.SIGKILL)
     process.wait()
+    until(lambda: id in kernel.session._running)
     kernel.send(Code.INTERRUPT, struct.pack("=Q", id))
     assert kernel.receive() == (id, errno.EINTR, b"")
     folder.may_go_on.set()
