@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Iterator
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
+from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.common.urls import ORIGINS, strip
 from cachedfs.origins.base import Origin
 from cachedfs.origins.registry import open_origin
@@ -21,6 +22,7 @@ from cachedfs.shared.shared_store import ANSWERS_S, KeptFile, SharedPlace
 T = TypeVar("T")
 CLOSES_S = 0.5  # longest wait for connections, and for the thread, to end
 OPENS_S = 20.0  # longest time until the origin can be used
+THREADS = 8  # for checksums, and for filesystems without async methods
 CLOCK_S = 600.0  # between two times that the store is asked for its time
 
 
@@ -58,6 +60,8 @@ class SharedBucket(OriginStore, SharedPlace):
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             loop = self._loop = asyncio.new_event_loop()
+            # The standard pool refuses work as soon as the process begins to end.
+            loop.set_default_executor(DaemonThreadPool(THREADS, "cachedfs-share"))
 
             def run() -> None:
                 with contextlib.closing(loop):

@@ -40,6 +40,20 @@ def test_what_one_node_has_read_the_next_one_reads_from_the_bucket(origin, node,
     assert len(cloud.asked()) < 2 * len(data)  # a range for each small object, and a few
 
 
+READ_AND_END = """
+import sys, fsspec
+fs = fsspec.filesystem("cachedfs", target_protocol="gs", shared_cache=sys.argv[2], cache_dir=sys.argv[3])
+print(len(fs.cat_file(sys.argv[1])), "bytes,", fs.stats().requests, "requests")
+"""
+
+
+def test_a_process_that_ends_at_once_has_put_there_what_it_read(cloud, bucket, tmp_path):
+    path = cloud.path("d/k")
+    cloud.put("d/k", noise(50_000))
+    assert cloud.python(READ_AND_END, path, bucket, tmp_path / "a") == "50000 bytes, 1 requests\n"
+    assert cloud.python(READ_AND_END, path, bucket, tmp_path / "b") == "50000 bytes, 0 requests\n"
+
+
 def test_s3_is_a_place_for_it_too(origin, node, s3):
     data = filled(origin, n=3)
     url = s3.url("shared", "s3://")
