@@ -7,6 +7,7 @@ import datetime
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ from rich.text import Text
 from cachedfs.cli.arguments import CommonOptions, command, flag, option
 from cachedfs.cli.output import is_narrow, minute_of, print_json, print_table, progress, rate, say, table_of
 from cachedfs.cli.prometheus import exposition
-from cachedfs.common.text import counted, per_cent
+from cachedfs.common.text import bars, counted, per_cent
 from cachedfs.config import Config
 from cachedfs.errors import CacheError
 
@@ -32,6 +33,7 @@ FOLDERS = 8  # folders shown; the others are summed up in one line
 FULL = 0.9  # share of the allowance from which on the cache counts as full
 IF_ANY = ("cannot_store", "shared_cache", "old_caches")  # rows that are left out if they are empty
 LEAST_S = 0.1  # seconds: shortest interval of `--watch`
+CHARTED = 40  # latest intervals in the charts of `--watch`
 
 
 def cache_of(config: Config) -> BlockStore:
@@ -231,6 +233,7 @@ def print_intervals(cache: BlockStore, every_s: float, *, as_json: bool) -> None
 
     is_live = sys.stdout.isatty() and not as_json
     before, then = cache.counts.total(), time.monotonic()
+    rates = deque[tuple[float, float]](maxlen=CHARTED)
     with Live(auto_refresh=False) if is_live else contextlib.nullcontext() as live:
         while True:
             time.sleep(every_s)
@@ -243,11 +246,23 @@ def print_intervals(cache: BlockStore, every_s: float, *, as_json: bool) -> None
                 print_json(values | {"blocks": blocks, "bytes": size}, indent=None)
             elif live is not None:
                 found = {"directory": cache.root, "blocks": blocks, "bytes": size}
-                live.update(Group(totals_of(found, total), Text(f"\n{line}\nCtrl-C ends")), refresh=True)
+                rates.append((counts.bytes_served / (now - then), counts.bytes_fetched / (now - then)))
+                below = Text(f"{line}\nCtrl-C ends")
+                live.update(Group(totals_of(found, total), "", charts_of(rates), "", below), refresh=True)
             else:
                 say(line)
             sys.stdout.flush()
             before, then = total, now
+
+
+def charts_of(rates: Iterable[tuple[float, float]]) -> Table:
+    """Return charts of the bytes per second read and fetched in each interval, the latest on the right."""
+    named = zip(("read", "fetched"), zip(*rates, strict=True), strict=True)
+    rows = [
+        (Text(name, style="bold"), f"{bars(each, len(each)):>{CHARTED}}", f"at most {rate(max(each), 1)}")
+        for name, each in named
+    ]
+    return table_of((), rows)
 
 
 def line_of(counts: Counted, over_s: float) -> str:

@@ -8,8 +8,9 @@ import time
 import fsspec
 
 from cachedfs.cache.index.block_rows import CachedPath
+from cachedfs.cli.output import print_table
 from cachedfs.cli.prometheus import exposition
-from cachedfs.cli.stats import folders_of
+from cachedfs.cli.stats import charts_of, folders_of
 from cachedfs.common.types import Counted
 from tests.cli.helpers import in_terminal, json_of, run, start
 from tests.support import MiB, forget, noise
@@ -186,6 +187,13 @@ def test_stats_watch_tells_what_happens_until_ctrl_c(cloud):
     assert (process.returncode, err) == (0, b"")
     assert sum(look["bytes_fetched"] for look in looks) == 3 * MiB
     assert looks[-1]["blocks"] == 3
+
+
+def test_the_charts_of_watch_show_the_latest_rates_on_the_right(capsys):
+    print_table(charts_of([(0.0, 0.0), (50e6, 0.0), (100e6, 0.0)]))
+    read, fetched = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"read +▁▅█  at most 100\.0 MB/s *", read)
+    assert re.fullmatch(r"fetched +at most 0 bytes/s *", fetched)
 
 
 def test_stats_watch_without_a_terminal_is_a_line_a_look(monkeypatch):
