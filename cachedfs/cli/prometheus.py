@@ -1,8 +1,11 @@
-"""Statistics of a cache as text for Prometheus."""
+"""Statistics of a cache as text for Prometheus, also over HTTP."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,6 +31,34 @@ DRIVE = {
     "bytes": ("drive_received_bytes_today", "Bytes that the account received from Google Drive today"),
 }
 ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+@contextlib.contextmanager
+def answering(port: int, text: Callable[[], str]) -> Iterator[None]:
+    """Answer requests for `/metrics` at a port of 127.0.0.1 with `text()`. Raises OSError."""
+
+    class Metrics(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            host = self.headers.get("Host", "").partition(":")[0]
+            if self.path != "/metrics" or host not in ("127.0.0.1", "localhost"):  # no page of a browser
+                self.send_error(404)
+                return
+            body = text().encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None:
+            """Log nothing: a scraper asks every few seconds."""
+
+    with ThreadingHTTPServer(("127.0.0.1", port), Metrics) as server:
+        threading.Thread(target=server.serve_forever, name="cachedfs-metrics", daemon=True).start()
+        try:
+            yield
+        finally:
+            server.shutdown()
 
 
 def exposition(found: Mapping[str, Any], counts: Counted, quotas: Iterable[Mapping[str, Any]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -52,6 +53,9 @@ def serve(
     ] = None,
     tls_cert: Annotated[str | None, option("FILE", "Certificate, for https.")] = None,
     tls_key: Annotated[str | None, option("FILE", "Its key.")] = None,
+    metrics_port: Annotated[
+        int | None, option("N", "Answer Prometheus at this port of 127.0.0.1.", min=0)
+    ] = None,
     daemon: Annotated[
         bool, flag("Return once it is ready, and serve in the background.", "--daemon")
     ] = False,
@@ -68,7 +72,9 @@ def serve(
     Give secrets in the environment (FSSPEC_GS_TOKEN, CACHEDFS_SERVE_SECRET_KEY):
     all users of the machine can see the command line while it runs.
     """
+    from cachedfs.cli.prometheus import answering
     from cachedfs.cli.sim import usable_port
+    from cachedfs.cli.stats import metrics_of
     from cachedfs.server.serving import S3Address, new_keys
     from cachedfs.server.serving import serve as run
 
@@ -81,9 +87,14 @@ def serve(
     if not anonymous:
         access_key, secret_key = (access_key, secret_key) if access_key else new_keys()
         how |= {"access_key": access_key, "secret_key": secret_key}
+    metrics: dict[str, Any] = {}
+    if metrics_port is not None:
+        metrics_port = usable_port(metrics_port)
+        metrics = {"metrics": f"http://127.0.0.1:{metrics_port}/metrics"}
     if daemon:
         port = usable_port(port)
         more = ["--is-background", f"--port={port}"]
+        more += [] if metrics_port is None else [f"--metrics-port={metrics_port}"]
         more += [] if anonymous else [f"--access-key={access_key}", f"--secret-key={secret_key}"]
         pid, log = start(
             common.in_foreground(*more),
@@ -93,17 +104,22 @@ def serve(
             failed=f"port {port} is not served",
         )
         address = S3Address(f"{'https' if tls_cert else 'http'}://{host}:{port}", access_key, secret_key)
-        show(common, address, urls, pid=pid, log=log)
+        show(common, address, urls, pid=pid, log=log, **metrics)
         return
     located = {name: cached_url(url) for name, url in urls.items()}
     options = options_for(located.values(), common)
-    with run(located, domains=domain or (), allow_origins=allow_origin or (), **how, **options) as server:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(
+            run(located, domains=domain or (), allow_origins=allow_origin or (), **how, **options)
+        )
+        if metrics_port is not None:
+            stack.enter_context(answering(metrics_port, partial(metrics_of, common.config())))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.terminate())
         if is_background:
             say(READY)
         else:
-            show(common, server, urls)
+            show(common, server, urls, **metrics)
         server.wait()
 
 
@@ -134,10 +150,12 @@ def show(common: CommonOptions, server: S3Address, urls: dict[str, str], **proce
     host, name = server.url.partition("://")[2], next(iter(urls))
     secret = f"KEY_ID '{server.access_key}', SECRET '{server.secret_key}', ENDPOINT '{host}'"
     is_tls = server.url.startswith("https")
-    until = f"until kill {process['pid']}; log: {process['log']}" if process else "until Ctrl-C"
+    until = f"until kill {process['pid']}; log: {process['log']}" if "pid" in process else "until Ctrl-C"
+    metrics = [f"metrics at {process['metrics']}"] if "metrics" in process else []
     common.show(
         value,
         f"serving {', '.join(urls)} at {server.url} {until}",
+        *metrics,
         "",
         *(f"export {name}={value}" for name, value in server.environment.items()),
         "",

@@ -69,12 +69,12 @@ def stats(
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is a normal exit here
             print_intervals(cache, max(LEAST_S, every), as_json=common.as_json)
         return
+    if prometheus:
+        typer.echo(metrics_of(config), nl=False)
+        return
     with progress("looking at all blocks", is_quiet=common.as_json):
         found, counts, folders = contents(cache, config), cache.counts.total(), folders_of(cache.held())
         quotas = quotas_of(cache)
-    if prometheus:
-        typer.echo(exposition(found, counts, quotas), nl=False)
-        return
     if common.as_json:
         saved = {"bytes_saved": counts.bytes_saved, "requests_saved": counts.requests_saved}
         counted_ = counts._asdict() | saved | {"since": time_of(counts.since)}
@@ -96,6 +96,12 @@ def stats(
             rows.append((decimal(each["bytes"]), f"{each['objects']:,}", *came, each["folder"]))
         typer.echo("")
         print_table(table_of(("bytes", "objects", *times, "folder"), rows, left=times))
+
+
+def metrics_of(config: Config) -> str:
+    """Return the totals and limits of a cache as text for Prometheus."""
+    cache = cache_of(config)
+    return exposition(contents(cache, config), cache.counts.total(), quotas_of(cache))
 
 
 def contents(cache: BlockStore, config: Config) -> dict[str, Any]:

@@ -6,8 +6,11 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 
 import boto3
+import pytest
 
 from cachedfs.cli import serve
 from tests.cli.helpers import run, start
@@ -27,14 +30,19 @@ def test_it_serves_with_given_keys_until_it_is_told_to_end(cloud, monkeypatch):
     cloud.put("top/a", b"hello")
     monkeypatch.setenv("CACHEDFS_SERVE_ACCESS_KEY", "mine")
     monkeypatch.setenv("CACHEDFS_SERVE_SECRET_KEY", "secret")
-    process = start(cloud, "serve", "--port", "0", f"data=gs://{cloud.bucket}/top")
-    lines = [process.stdout.readline().decode() for _ in range(14)]
+    process = start(cloud, "serve", "--port=0", "--metrics-port=0", f"data=gs://{cloud.bucket}/top")
+    lines = [process.stdout.readline().decode() for _ in range(15)]
     assert lines[0].startswith("serving data at http://127.0.0.1:")
     environment = dict(
         line.removeprefix("export ").strip().split("=", 1) for line in lines if "export" in line
     )
     assert (environment["AWS_ACCESS_KEY_ID"], environment["AWS_SECRET_ACCESS_KEY"]) == ("mine", "secret")
     assert read(environment, "data", "a") == b"hello"
+    url = lines[1].removeprefix("metrics at ").strip()
+    with urllib.request.urlopen(url) as answer:
+        assert f'cachedfs_blocks{{directory="{cloud.cache_dir}/'.encode() in answer.read()
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(urllib.request.Request(url, headers={"Host": "a.page.example"}))
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=600)
     assert (process.returncode, out, err) == (0, b"", b"")
