@@ -66,8 +66,8 @@ def usable_port(port: int) -> int:
 def demo(common: CommonOptions) -> None:
     """Measure cachedfs against a simulated cloud.
 
-    Reads real data with cachedfs and without, and prints one table. Takes a
-    minute or two.
+    Reads real data with cachedfs and without, and prints one table. Takes
+    about a minute.
     """
     from cachedfs.demo.comparison import main as run
 
