@@ -98,7 +98,7 @@ class Config(NamedTuple):
 
     @property
     def first_concurrency(self) -> int:
-        """How many requests run at once at first; buffers and request sizes are planned for as many."""
+        """The number of concurrent requests at the start; buffers and request sizes are planned for it."""
         return min(FIRST_AT_ONCE, self.concurrency)
 
     @property

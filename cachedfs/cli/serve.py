@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,17 +92,10 @@ def serve(
         metrics_port = usable_port(metrics_port)
         metrics = {"metrics": f"http://127.0.0.1:{metrics_port}/metrics"}
     if daemon:
-        port = usable_port(port)
-        more = ["--is-background", f"--port={port}"]
-        more += [] if metrics_port is None else [f"--metrics-port={metrics_port}"]
+        more = [] if metrics_port is None else [f"--metrics-port={metrics_port}"]
         more += [] if anonymous else [f"--access-key={access_key}", f"--secret-key={secret_key}"]
-        pid, log = start(
-            common.in_foreground(*more),
-            ["serve", *(f"{name}={public_url(url)}" for name, url in urls.items())],
-            log=log or log_of("serve", f"-{port}"),
-            is_ready=lambda said: READY in said().decode(errors="replace").splitlines(),
-            failed=f"port {port} is not served",
-        )
+        port = usable_port(port)
+        pid, log = serve_in_background(common, urls, port, more, log)
         address = S3Address(f"{'https' if tls_cert else 'http'}://{host}:{port}", access_key, secret_key)
         show(common, address, urls, pid=pid, log=log, **metrics)
         return
@@ -121,6 +114,19 @@ def serve(
         else:
             show(common, server, urls, **metrics)
         server.wait()
+
+
+def serve_in_background(
+    common: CommonOptions, urls: Mapping[str, str], port: int, more: list[str], log: str | None
+) -> tuple[int, str]:
+    """Start this command again in the background; return its process id and its log once it is ready."""
+    return start(
+        common.in_foreground("--is-background", f"--port={port}", *more),
+        ["serve", *(f"{name}={public_url(url)}" for name, url in urls.items())],
+        log=log or log_of("serve", f"-{port}"),
+        is_ready=lambda said: READY in said().decode(errors="replace").splitlines(),
+        failed=f"port {port} is not served",
+    )
 
 
 def named(buckets: list[str]) -> dict[str, str]:

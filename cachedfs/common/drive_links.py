@@ -63,9 +63,9 @@ def is_bare_link(text: str) -> bool:
 
 
 def canonical_path(path: str) -> str:
-    """Return the canonical form of a Drive path without protocol; raise ValueError for a link that is not understood.
+    """Return the canonical form of a Drive path without protocol.
 
-    A path that has another beginning is returned as it is.
+    A path that has another beginning is returned as it is. Raises ValueError for a link that is not understood.
     """
     if path.startswith(_CANONICAL):
         return path

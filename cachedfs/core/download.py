@@ -226,7 +226,7 @@ class Download:
             self._block_size = version.block_size
 
     def feed(self, data: bytes) -> None:
-        """Append received bytes, and wake the readers waiting for them; add the blocks that are now complete to `unstored`."""
+        """Append received bytes and wake their readers; add the blocks that are now complete to `unstored`."""
         before, version, filled = self.filled, self.version, self.filled + len(data)
         if filled > self.stop:
             raise ValueError(f"{len(data)} bytes at {before} go past the end at {self.stop}")

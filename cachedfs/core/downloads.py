@@ -82,7 +82,7 @@ class Downloads:
         return found
 
     def _request(self, version: Version, run: range, demand: int | None) -> Download:
-        """Send a request for adjacent blocks, whose fetch locks are held until they are stored or the request has failed."""
+        """Send a request for adjacent blocks. Their fetch locks are held until they are stored, or it failed."""
         engine = self.objects.engine
         start, stop = run.start * version.block_size, min(run.stop * version.block_size, version.size)
         most = stop if demand is None else min(demand, stop)

@@ -117,7 +117,7 @@ class EventLoopThread:
     def _begin(
         self, coroutine: Coroutine[Any, Any, T], ended: Callable[[asyncio.Task[T] | None], object]
     ) -> None:
-        """Start a task from another thread, and call `ended` with it at its end; with None if the loop ends before."""
+        """Start a task from another thread. At its end, call `ended` with it; with None if the loop ends first."""
         self._callers[coroutine] = ended
         try:
             (self._loop or self.loop).call_soon_threadsafe(self.spawn, coroutine, ended)
@@ -159,7 +159,7 @@ class EventLoopThread:
             return False
 
     def _end_loop(self, close: Callable[[], Awaitable[object]]) -> None:
-        """Cancel all tasks, call `close` on the loop, and end it. Reads from other threads get an error instead of hanging."""
+        """Cancel all tasks, call `close` on the loop, and end it. Waiting threads get an error."""
         loop, thread = self._loop, self.thread
         if loop is None or thread is None or not thread.is_alive():
             return

@@ -124,7 +124,7 @@ class SpeculativeRequest(NamedTuple):
 
 
 class _Usage:
-    """How much of an origin's limits the requests use that no caller waits for."""
+    """The speculative requests in flight at one origin, and the share of the link that they use."""
 
     def __init__(self, link: LinkEstimate) -> None:
         self.link = link

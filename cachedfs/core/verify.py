@@ -125,7 +125,7 @@ def _asked_checksum(objects: Objects, lookups: Lookups, version: Version) -> Sta
 
 
 def _block(cache: BlockStore, version: Version, index: int) -> bytes | None:
-    """Return a block after checking all of it, or None if it is absent. Raises BadBlock for damage or a wrong length."""
+    """Return a block after checking all of it; None if it is absent. Raises BadBlock if it is damaged."""
     data = cache.read_anew(version, index)
     expected = block_range(index, version.block_size, version.size).size
     if data is None or len(data) == expected:

@@ -151,7 +151,10 @@ def _divided(blocks: Iterable[tuple[Version, int]]) -> Iterator[list[BlockGroup]
 
 
 def _rows(objects: Objects, roots: Sequence[str], paths: Sequence[str]) -> Iterator[list[Any]]:
-    """Yield the metadata of objects and of what is above them and below `roots`; what is expired names versions only."""
+    """Yield the metadata of objects, of the folders above them, and of all below `roots`.
+
+    Of expired metadata, only the versions are used.
+    """
     store, identity = objects.engine.cache.metadata, objects.identity
     yield from rows_about(
         store, identity, paths, lambda folder: any(is_within(folder, root) for root in roots), roots=roots,

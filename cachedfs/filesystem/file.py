@@ -1,4 +1,7 @@
-"""`CachedFile`: an `io.BufferedReader` over blocks, which threads may share: each reads where it called `seek` itself."""
+"""`CachedFile`: an `io.BufferedReader` over blocks.
+
+Threads may share it: each one reads at the position that it sought itself.
+"""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class _Import:
         self._bad = dict[str, str]()  # message by name of the file
 
     def run(self) -> Imported:
-        """Import what is missing. Metadata follows the blocks, because metadata of objects without blocks may be dropped."""
+        """Import what is missing: first blocks, then metadata, as that of objects without blocks may be removed."""
         files = list(self._store.files())
         each_in_threads(self._look, files)
         versions = self._versions()

@@ -1,4 +1,4 @@
-"""Where an export is, and what export and import do alike."""
+"""Helpers of export and import: open the folder of an export, and work in threads."""
 
 from __future__ import annotations
 

@@ -32,19 +32,19 @@ def call(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
 
 
 def _lookup(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
-    return _told(mount, mount.lookup(request.node, _name(request.body)))
+    return _inode_answer(mount, mount.lookup(request.node, _name(request.body)))
 
 
-def _told(
+def _inode_answer(
     mount: MountOperations, entry: NameEntry, more: bytes = b"", undo: Callable[[], object] = lambda: None
 ) -> KernelAnswer:
-    """Return an inode. The kernel counts how often it is told of it, so an unwanted answer is taken back."""
+    """Return an answer with an inode. The kernel counts these, so `undo` is for one that it does not take."""
 
-    def take_back() -> None:
+    def not_taken() -> None:
         mount.forget(entry.attributes.number, 1)
         undo()
 
-    return KernelAnswer(protocol.entry_reply(entry) + more, take_back)
+    return KernelAnswer(protocol.entry_reply(entry) + more, not_taken)
 
 
 def _forget(mount: MountOperations, request: KernelRequest) -> None:
@@ -83,7 +83,7 @@ def _create(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
     flags, *_ = protocol.CREATE.unpack_from(request.body)
     name = _name(request.body[protocol.CREATE.size :])
     entry, opened = mount.create(request.node, name, flags, request.thread)
-    return _told(mount, entry, protocol.opened_reply(opened), lambda: mount.release(opened.handle))
+    return _inode_answer(mount, entry, protocol.opened_reply(opened), lambda: mount.release(opened.handle))
 
 
 def _read(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
@@ -143,7 +143,7 @@ def _releasedir(mount: MountOperations, request: KernelRequest) -> None:
 
 
 def _mkdir(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
-    return _told(mount, mount.mkdir(request.node, _name(request.body[protocol.MKDIR.size :])))
+    return _inode_answer(mount, mount.mkdir(request.node, _name(request.body[protocol.MKDIR.size :])))
 
 
 def _unlink(mount: MountOperations, request: KernelRequest) -> None:

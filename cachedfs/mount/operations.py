@@ -106,7 +106,7 @@ class _Listed(NamedTuple):
 
 
 class MountOperations:
-    """A folder of a filesystem as a mounted file system: the calls that the kernel makes. Threads may call it at once.
+    """The calls that the kernel makes for a mounted folder of a filesystem. Thread-safe.
 
     A method raises OSError with the errno that the program gets. Inodes have numbers; that of the mounted folder is 1.
     `forget` says that the kernel drops some. `thread` is the one that makes the call, 0 if unknown.

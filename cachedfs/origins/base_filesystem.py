@@ -139,7 +139,10 @@ class CompleteGet(AsyncFileSystem):
 
 
 class LiteralNames(HonestErrors):
-    """`cat`, `get`, `copy`, `mv` and `rm` take a path such as `report [1].txt` as a pattern only if nothing has this name."""
+    """Take a path such as `report [1].txt` as a pattern only if nothing has this name.
+
+    That holds for `cat`, `get`, `copy`, `mv` and `rm`.
+    """
 
     def _strip_object(self, path: Any) -> Any:
         """Return the path of an object; unlike a folder's, it may end in a slash."""

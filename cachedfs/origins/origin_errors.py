@@ -43,7 +43,10 @@ Errors = Mapping[int | str | None, tuple[type[CachedFSError], str]]
 
 
 def refusal(request: HTTPRequest, status: int, said: str, errors: Errors, reason: str = "") -> CachedFSError:
-    """Return the error that a reason means, or else a status. What is missing was there when its version was looked up."""
+    """Return the error for a reason, or else for a status.
+
+    A pinned object that is missing was removed: it was there when its version was looked up.
+    """
     kind, why = errors.get(reason) or errors.get(status) or errors[None]
     if kind is ObjectNotFound and request.is_pinned:
         kind, why = ObjectChanged, "the object was removed while it was read; open it again"

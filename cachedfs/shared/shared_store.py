@@ -100,9 +100,9 @@ class FilePart(StoredFile):
 
 
 class SharedPlace:
-    """A store behind a local cache, in a folder or at a URL, and whether it can be used now. Nothing here raises or blocks.
+    """A store behind a local cache, in a folder or at a URL, and whether it can be used now.
 
-    `trouble` says why it is not used, or not written. `times_itself`: its methods raise TimeoutError after ANSWERS_S without
+    Nothing here raises or blocks. `trouble` says why it is not used, or not written. `times_itself`: its methods raise TimeoutError after ANSWERS_S without
     a byte, once it `is_ready`. `lists_all`: a listing of everything costs little more than one of a subfolder. `chunk`: bytes to read at once.
     """
 

@@ -61,7 +61,7 @@ class DriveAuth(TokenSource):
 
     @property
     def is_missing(self) -> bool:
-        """Whether nobody has signed in."""
+        """True if nobody has signed in."""
         return self.signed_in.is_missing
 
     def scopes(self) -> list[str] | None:

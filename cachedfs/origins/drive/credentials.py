@@ -70,7 +70,7 @@ class SignIn(NamedTuple):
 
     @property
     def is_live(self) -> bool:
-        """Whether the options have an object, which `auth.sign_in` has to look at."""
+        """True if the options have an object, whose kind only `auth.sign_in` can tell."""
         return self.kind in ("credentials", "google_auth")
 
 

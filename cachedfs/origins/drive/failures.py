@@ -77,7 +77,7 @@ def _is_change(request: HTTPRequest) -> bool:
 
 
 class _Error(NamedTuple):
-    """What a response with this status means, if it has the reason, its text is found, and the request is such a one."""
+    """An entry of the error table: `kind` and `why`, for a response that matches all other fields."""
 
     status: int | None  # None: any
     reason: str  # "": any

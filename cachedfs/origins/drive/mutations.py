@@ -57,9 +57,9 @@ class DriveWriter:
         onto: str | None = None,
         mtime_ns: int | None = None,
     ) -> ObjectInfo:
-        """Write `content` to the file at `path`: as a new revision if it exists, else as a new file. Return its metadata.
+        """Write `content` to the file at `path` and return its metadata.
 
-        Missing folders are created. `exclusive`: raise ObjectExists if the file exists. `onto`: raise ObjectChanged
+        A file that exists gets a new revision. Missing folders are created. `exclusive`: raise ObjectExists if the file exists. `onto`: raise ObjectChanged
         if its fingerprint is another, where "" means no file. `mtime_ns` is the time of modification, if not now.
         """
         async with self._alone(path):
