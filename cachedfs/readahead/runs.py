@@ -9,7 +9,7 @@ pieces repeat at a constant step. Several readers may share one handle; each of 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,9 +175,9 @@ class ReadHistory:
             n_read = run.go_on(stop) if kind == GOES_ON else run.take_step(start, stop)
         else:
             run, n_read = self._begin(start, stop), 1
-        for index in range(start // self.block_size, -(-stop // self.block_size)):
-            self.unread.pop(index, None)
-        return self._moved(run, n_read)
+        blocks = range(start // self.block_size, -(-stop // self.block_size))
+        owners = [self.unread.pop(index) for index in blocks if index in self.unread]
+        return self._moved(run, n_read, owners)
 
     def _begin(self, start: int, stop: int) -> Run:
         """Return a run for a read that no run predicts; it may start the second of several pieces."""
@@ -194,15 +194,18 @@ class ReadHistory:
         run.origin, run.repeats, run.length = origin, 1, length
         return run
 
-    def _moved(self, run: Run, n_read: int) -> list[Run]:
+    def _moved(self, run: Run, n_read: int, owners: Sequence[Run]) -> list[Run]:
+        """Make `run` the latest; return the runs that are over. Those who requested its blocks, `owners`, are not."""
         others = [other for other in self.runs if other is not run]
         self.takes_turns |= run in self.runs[1:]
         self.n_touched += n_read
-        run.at = self.n_touched
+        for each in (run, *owners):
+            each.at = self.n_touched
         self.runs, over = [run, *others[: MOST_RUNS - 1]], others[MOST_RUNS - 1 :]
         for other in others[: MOST_RUNS - 1]:
             n_elsewhere = self.n_touched - other.at
-            is_over = n_elsewhere > PATIENCE if self.takes_turns else run.n_steps >= ENOUGH
+            is_settled = n_elsewhere > 0 and run.n_steps >= ENOUGH
+            is_over = n_elsewhere > PATIENCE if self.takes_turns else is_settled
             if is_over and (other.asked or other.n_ahead):
                 other.asked = other.n_ahead = 0
                 over.append(other)

@@ -203,6 +203,16 @@ def test_requests_of_a_reader_that_left_are_canceled_once_it_reads_elsewhere():
     assert reader.n_waits <= waits + 2, "both are read ahead"
 
 
+def test_requests_whose_blocks_are_being_read_are_not_canceled():
+    reader = Reader(300, most=256, pace=0)
+    reader.observe(B, 200 * B)  # by range: another run
+    reader.take(0, 70)  # cached from here to block 200, so that the next reads need not be reported
+    n_known = len(reader.known)
+    assert reader.known >= set(range(200, 300))
+    reader.take(200, 300)  # where the other run ended
+    assert (reader.n_over, reader.n_waits, len(reader.known)) == (0, 200, n_known)
+
+
 def worth(n_misses, n_missing):
     return is_rest_worth_it(n_misses, n_missing, per_request=REQUEST)
 
