@@ -49,10 +49,7 @@ class Lookups:
 
         If no object has a name that ends in a slash, return that of the name without it. Raises ObjectNotFound.
         """
-        entry = self.objects.fresh(path)
-        if entry is None and self.objects.engine.shared is not None and await self.objects.has_renewed():
-            entry = self.objects.fresh(path)
-        entry = entry or await self.ask(path)
+        entry = await self._current(path)
         if entry.info is None and (folder := without_slash(path)) != path:
             return await self.info(folder)
         return self._existing(entry)
@@ -92,7 +89,7 @@ class Lookups:
         except Exception:  # the origin cannot be opened
             is_read = False
         if not is_read:  # a read cannot serve as a lookup
-            return objects.fresh(path) or await self.ask(path), None
+            return await self._current(path), None
         read, slot = partial(self._read, path, want, demand), (objects.caller_key, path)
         # With `max_age=0`, a running lookup may be older than this call.
         resolved: Resolved = await objects.engine.lookups.run(
@@ -100,13 +97,24 @@ class Lookups:
         )
         return resolved
 
+    async def _current(self, path: str) -> Entry:
+        """Return the entry of `path`, asking the origin if it is unknown or expired."""
+        objects = self.objects
+        entry = objects.known(path)
+        if not (entry and objects.is_fresh(entry)) and await objects.has_renewed():
+            entry = objects.known(path)
+        return entry if entry and objects.is_fresh(entry) else await self._ask(path, entry)
+
     async def ask(self, path: str) -> Entry:
         """Ask the origin for the current metadata of `path`."""
+        return await self._ask(path, self.objects.known(path))
 
+    async def _ask(self, path: str, old: Entry | None) -> Entry:
+        """Ask the origin for `path`, of which `old` was known. A listing may be stored, in a thread, at any moment."""
         objects, slot = self.objects, (self.objects.caller_key, path)
 
         async def look_up(_: Lookup) -> Resolved:
-            return await self._lookup(path, objects.known(path)), None
+            return await self._lookup(path, old), None
 
         joins = objects.lifetime_s > 0
         resolved: Resolved = await objects.engine.lookups.run(

@@ -187,13 +187,12 @@ class Objects:
 
     def fresh(self, path: str) -> Entry | None:
         """Return the entry of `path` if it may be used without asking the origin, else None."""
-        if time.monotonic() >= self._look_at:
-            self._look()
         # The usual case, without further calls: an object or folder in memory that did not change.
         counters, entry = self.store.counters, self.entries.get(path)
         if (
             entry is not None
             and entry.info is not None
+            and time.monotonic() < self._look_at
             and counters.at(entry.slots) == entry.counter
             and 0 <= clock.now() - entry.asked_at < self._lifetime_s
         ):
@@ -219,6 +218,8 @@ class Objects:
 
         With `newest`, the store is asked in any case: another process may know more.
         """
+        if time.monotonic() >= self._look_at:
+            self._look()
         store, entry = self.store, self.entries.get(path)  # the store first: it has entries of this process
         if entry is not None and store.counter_at(entry.slots) != entry.counter:
             entry = None

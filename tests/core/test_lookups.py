@@ -11,6 +11,7 @@ from google.auth.exceptions import RefreshError
 from google.oauth2.credentials import Credentials
 
 from cachedfs.cache.index.metadata_records import hash_of
+from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import AccessDenied, OriginUnavailable
 from tests.support import forget, until
@@ -45,6 +46,25 @@ def test_an_object_that_is_a_folder_too_is_read_also_while_another_process_looks
 
     monkeypatch.setattr("cachedfs.core.lookups.poll", poll)
     assert fs.cat_file("b/a") == data
+
+
+def test_a_path_whose_metadata_is_stored_during_its_lookup_does_not_count_as_expired(drive, monkeypatch):
+    drive.put("a/x", b"data")
+    fs, path = fsspec.filesystem("cdrive"), drive.path("a/x")
+    fs.info(path)
+    objects, info, known = fs._objects, fs._objects.known(path).info, fs._objects.known
+    objects.expire(path)
+    drive.asked()
+
+    def stored_next(at, **options):
+        found = known(at, **options)
+        if at == path and found is None:  # as a thread that stores a listing does
+            objects.learn(path, info, asked_at=clock.now(), counter=objects.counter(path))
+        return found
+
+    monkeypatch.setattr(objects, "known", stored_next)
+    objects.engine.run(fs._reader.lookups.info(path))
+    assert drive.asked() == ["list"]  # a change feed would cost two requests more
 
 
 def test_a_name_like_a_generation_is_an_object_without_version_aware(cloud, fs):
