@@ -15,6 +15,7 @@ __all__ = ["Config", "SharedOptions", "parse_size"]
 KiB = 1024
 MiB = 1024 * KiB
 MOST_AT_ONCE = 128  # requests in flight with concurrency="auto"
+DRIVE_SIZE = 5_000_000_000  # bytes of a shared cache on Google Drive, unless another size is given
 FIRST_AT_ONCE = 32  # requests in flight until the throughput of the origin is known
 
 _UNITS = {
@@ -70,7 +71,7 @@ class Config(NamedTuple):
     shared_cache: str | None = None
     """Folder or URL that several machines or users share, as a cache behind their own. None: no such cache."""
     shared_cache_size: int | None = None
-    """Bytes that may stay in the shared cache, cleaned once an hour; None: no limit, and others clean it."""
+    """Bytes that may stay in the shared cache, cleaned once an hour; None: no limit (on Google Drive 5 GB)."""
     shared_cache_trust: str = "group"
     """Who may put data there: "group" (the users that may write there, but never all), or "anyone"."""
 
@@ -81,7 +82,10 @@ class Config(NamedTuple):
         folder = layers[0] if layers else self.shared_cache
         if folder is None:
             return None
-        return SharedOptions(folder, self.shared_cache_trust, bool(layers), self.shared_cache_size)
+        size = self.shared_cache_size
+        if size is None and folder.startswith("drive://"):
+            size = DRIVE_SIZE
+        return SharedOptions(folder, self.shared_cache_trust, bool(layers), size)
 
     @property
     def bounds(self) -> CacheBounds:
@@ -227,9 +231,9 @@ def _shared_folder(value: Any) -> str | None:
     path = os.fspath(value)
     if not isinstance(path, str):
         raise ValueError("expected a folder or a URL")
-    if path.startswith(("drive://", "cdrive://")):
-        raise ValueError("a folder of Google Drive cannot be one: use export and import (docs/colab.md)")
-    path = path.removeprefix("file://")
+    path = path.removeprefix("file://").removeprefix("cachedfs::")
+    if path.startswith("cdrive://"):
+        path = path[1:]
     return path.rstrip("/") if "://" in path else os.path.abspath(os.path.expanduser(path))
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
+AT_ONCE = 8  # files of a shared cache read or written at a time; each takes some MiB of memory
 
 
 def n_cores() -> int:
@@ -100,3 +102,15 @@ class DaemonThreadPool(ThreadPoolExecutor):
                 future.set_exception(error)
                 del future  # breaks a reference cycle between the error and this frame
         return True
+
+
+def each_in_threads(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Call `work` with each item, AT_ONCE at a time in threads; return the results. The first error ends it."""
+    todo = list(items)
+    if len(todo) == 1:
+        return [work(todo[0])]
+    pool = DaemonThreadPool(AT_ONCE, "cachedfs-each")
+    try:
+        return [future.result() for future in [pool.submit(work, item) for item in todo]]
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

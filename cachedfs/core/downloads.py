@@ -241,7 +241,7 @@ class Downloads:
         """Read `want` as far as readers want it; `answer` takes the headers of an unknown object."""
         engine, sent_at = self.objects.engine, time.monotonic()
         is_shared = engine.shared is not None and download.version is not None
-        read = self._read_shared if is_shared else self.objects.origin(path).read
+        read = partial(self._read_shared, download.version) if is_shared else self.objects.origin(path).read
         async with read(path, want, download.info) as reply:
             began = time.monotonic()
             if answer is not None:
@@ -276,19 +276,20 @@ class Downloads:
             )
 
     def _read_shared(
-        self, path: str, want: _Want | None, info: ObjectInfo | None
+        self, version: Version | None, path: str, want: _Want | None, info: ObjectInfo | None
     ) -> AbstractAsyncContextManager[Reply]:
         """Read what is in the shared cache of one version, and the rest from the origin."""
         objects, shared = self.objects, self.objects.engine.shared
         assert shared is not None
         assert isinstance(want, Range)
-        assert info is not None
+        assert version is not None
         return shared.read(
-            objects.identity,
-            info,
+            version,
+            version.info,
             want,
             lambda rest: objects.origin(path).read(path, rest, info),
             waits=objects.config.offline,
+            bounds=self._bounds,
         )
 
     def _other_bytes(self, path: str, reply: Reply, download: Download) -> ObjectChanged:

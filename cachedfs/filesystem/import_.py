@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from cachedfs.cache.block_file import file_size
 from cachedfs.common.clock import clock
+from cachedfs.common.executor import each_in_threads
 from cachedfs.common.types import BlockKey, ObjectInfo, ObjectKey
 from cachedfs.config import Config
 from cachedfs.core.engine import Engine
@@ -21,10 +22,10 @@ from cachedfs.core.objects import Objects
 from cachedfs.core.polling import OVERDUE_S
 from cachedfs.core.version import Version, version_of
 from cachedfs.errors import CacheError, ObjectChanged, ObjectNotFound, OriginUnavailable
-from cachedfs.filesystem.transfer import each_in_threads, folder_at, is_local, is_zip, learn, span_of
+from cachedfs.filesystem.transfer import folder_at, is_local, is_zip, learn, span_of
 from cachedfs.shared.known_pieces import KnownPieces
 from cachedfs.shared.metadata_rows import DamagedFile, MetadataImport, infos_in
-from cachedfs.shared.piece import Piece, PlacedPiece, key_of
+from cachedfs.shared.piece import PlacedPiece, blocks_in, key_of
 from cachedfs.shared.shared_store import BASE, FilePart, KeptFile, ReadableStore, StoredFile, pages_of
 from cachedfs.shared.zip_store import ZipReader
 
@@ -201,7 +202,7 @@ class _Import:
         for placed in (placed for file in files for placed in self._known.in_file(file.name)):
             if (version := versions.get(placed.piece.key)) is None:
                 continue
-            for index in _blocks_in(placed.piece, version):
+            for index in blocks_in(placed.piece, version.size, version.block_size):
                 if (version.digest, index) in seen:
                     continue
                 seen.add((version.digest, index))
@@ -302,13 +303,6 @@ class _Import:
             self._bad[name] = text = f"the metadata of the objects is not stored: {error}"
             logger.warning("%s", text)
         return imported.n_records if imported else 0
-
-
-def _blocks_in(piece: Piece, version: Version) -> range:
-    """Return the blocks of a version that are whole in a piece of it."""
-    size = version.block_size
-    stop = version.n_blocks if piece.stop >= version.size else piece.stop // size
-    return range(-(-piece.start // size), stop)
 
 
 def age_kept(checked_at: float, *, made_at: float) -> float:

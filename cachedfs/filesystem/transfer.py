@@ -1,13 +1,10 @@
-"""Helpers of export and import: open the folder of an export, and work in threads."""
+"""Helpers of export and import: open the folder of an export, and learn what is in it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from typing import TypeVar
 
 from cachedfs.common.blocks import block_range
-from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.common.types import Range
 from cachedfs.core.objects import Objects
 from cachedfs.core.version import Version
@@ -17,10 +14,6 @@ from cachedfs.shared.origin_store import OriginStore
 from cachedfs.shared.piece import Piece, PlacedPiece, range_in_name
 from cachedfs.shared.shared_folder import SharedFolder
 from cachedfs.shared.shared_store import FilePart, KeptFile, ReadableStore, SharedStore
-
-T = TypeVar("T")
-R = TypeVar("R")
-THREADS = 8  # files read or written at a time; each takes some MiB of memory
 
 
 def is_local(objects: Objects) -> bool:
@@ -57,12 +50,3 @@ def learn(store: ReadableStore, file: KeptFile, known: KnownPieces) -> FilePart 
 
 def span_of(version: Version, index: int) -> Range:
     return block_range(index, version.block_size, version.size)
-
-
-def each_in_threads(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Call `work` with each item in threads, and return the results; the first error ends it."""
-    pool = DaemonThreadPool(THREADS, "cachedfs-transfer")
-    try:
-        return [future.result() for future in [pool.submit(work, item) for item in items]]
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)

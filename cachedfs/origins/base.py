@@ -278,6 +278,15 @@ class HasStorageQuota(Protocol):
 
 
 @runtime_checkable
+class TellsTime(Protocol):
+    """An origin whose answers tell the time of the service."""
+
+    def server_time(self) -> float | None:
+        """Return the time now by the clock of the service, up to a second late; None before its first answer."""
+        ...
+
+
+@runtime_checkable
 class LooksUpPaths(Protocol):
     """An origin that looks names up by folder, and can find a path of them with one request."""
 

@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import closing, suppress
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
 
@@ -143,6 +144,7 @@ class HTTPClient:
         self._auth, self._judge = auth, judge
         self._slots, self._on_request, self.policy = slots, on_request, policy
         self._wait_s = 0.0  # moving average of the time until an answer, of requests with a timeout
+        self._date = "", 0.0  # header of the latest answer, and when it came (monotonic)
         self._timeouts, self._limits = timeouts, limits
         # `judge` raises for a status.
         self._options = {"max_redirects": MOST_REDIRECTS, **options, "raise_for_status": False}
@@ -197,12 +199,20 @@ class HTTPClient:
             response.wait_s = time.monotonic() - response.began
             response.status, response.headers = answer.status, answer.headers
             response.is_good = answer.status in request.good
+            self._date = answer.headers.get("Date", ""), response.began + response.wait_s
             if response.is_good and self._limits is None and not answer.history:
                 return response
             return await self._checked(request, response, auth, sent, n_renewed)
         except BaseException as error:  # a cancellation too
             response.close(error)
             raise
+
+    def server_time(self) -> float | None:
+        """Return the time now by the clock of the server, up to a second late; None if it did not tell. From any thread."""
+        date, came_at = self._date
+        with suppress(ValueError):
+            return parsedate_to_datetime(date).timestamp() + 1.0 + time.monotonic() - came_at
+        return None
 
     async def _ask(
         self, request: HTTPRequest, method: str, url: URL, **options: Any

@@ -11,13 +11,13 @@ from typing import Any, Protocol, TypeVar
 from cachedfs.cache.disk import Buffer
 from cachedfs.common.types import ANY_VERSION, ObjectInfo, Range, modified_of
 from cachedfs.errors import NoSuchBucket, ObjectNotFound
-from cachedfs.origins.base import Origin, Uploader
+from cachedfs.origins.base import LooksUpPaths, Origin, Uploader
 from cachedfs.shared.metadata_rows import DamagedFile
 from cachedfs.shared.piece import is_gathered, range_in_name
 from cachedfs.shared.shared_store import BASE, KeptFile, StoredFile
 
 T = TypeVar("T")
-_FLAT = ("gcs", "gs", "s3", "s3a")  # protocols of origins where a folder is only a part of names
+_NO_FOLDERS = ("s3", "s3a")  # protocols of origins where a folder is only a part of names
 
 
 class RunOnLoop(Protocol):
@@ -42,7 +42,8 @@ class _OpenObject(StoredFile):
 class OriginStore:
     """The shared cache in the folder `root` of an origin, which `origin` returns, in any thread.
 
-    A file that was not listed does not exist. With `answers_s`, reading raises TimeoutError if no byte comes for so long.
+    A file that was not listed does not exist. Where names are looked up by folder, as in Google Drive, which also creates
+    few items a second, there are no subfolders: each "/" in a name is a ".". With `answers_s`, reading raises TimeoutError if no byte comes for so long.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class OriginStore:
         self._answers_s = answers_s
         self._infos: dict[str, ObjectInfo] = {}
         self._made: set[str] = set()
+        self._here: ObjectInfo | None = None  # the folder, where names are looked up by folder
 
     def files(self) -> Iterator[KeptFile]:
         for name in self.listed(""):
@@ -62,8 +64,14 @@ class OriginStore:
     def listed(self, subfolder: str) -> list[str]:
         """Return the names in a subfolder, or all of them for ""."""
         before = [] if subfolder else list(self._infos)
-        found = self._run(self._list(f"{self._base}/{subfolder}".rstrip("/"), deep=not subfolder))
-        infos = {info.path.removeprefix(f"{self._base}/"): info for info in found if info.kind == "file"}
+        is_flat = self._origin().by_parent
+        folder = self._base if is_flat else f"{self._base}/{subfolder}".rstrip("/")
+        infos = dict[str, ObjectInfo]()
+        for info in self._run(self._list(folder, deep=not (subfolder or is_flat))):
+            name = info.path.removeprefix(f"{self._base}/")
+            name = name.replace(".", "/") if is_flat else name
+            if info.kind == "file" and name.startswith(f"{subfolder}/" if subfolder else ""):
+                infos[name] = info
         for name in before:
             if name not in infos:
                 self._infos.pop(name, None)
@@ -71,14 +79,23 @@ class OriginStore:
         return list(infos)
 
     async def _list(self, folder: str, *, deep: bool) -> list[ObjectInfo]:
-        found, infos = list[ObjectInfo](), aiter(self._origin().list(folder, deep=deep))
+        origin, found = self._origin(), list[ObjectInfo]()
+        if self._here is None and isinstance(origin, LooksUpPaths):
+            above = await self._timely(origin.lookup_path(folder))
+            self._here = above[-1] if above and above[-1].path == folder else None
+        infos = aiter(origin.list(folder, self._here, deep=deep))
         try:
             while True:
                 found.append(await self._timely(anext(infos)))
         except NoSuchBucket:
             raise
         except (ObjectNotFound, StopAsyncIteration):
+            self._here = self._here if found else None  # it may be another folder by now
             return found
+
+    def path_of(self, name: str) -> str:
+        """Return the path of a file at the origin."""
+        return f"{self._base}/{name.replace('/', '.') if self._origin().by_parent else name}"
 
     async def _timely(self, answer: Awaitable[T]) -> T:
         async with asyncio.timeout(self._answers_s):
@@ -94,7 +111,7 @@ class OriginStore:
 
     def _lookup(self, name: str) -> ObjectInfo | None:
         with contextlib.suppress(ObjectNotFound):
-            found = self._run(self._timely(self._origin().lookup(f"{self._base}/{name}")))
+            found = self._run(self._timely(self._origin().lookup(self.path_of(name))))
             self._infos[name] = found
             return found
         return None
@@ -121,24 +138,24 @@ class OriginStore:
             self._put(name, b"".join([*data, index()]))
 
     def _put(self, name: str, body: bytes) -> None:
-        self._infos[name] = self._run(self._write(f"{self._base}/{name}", body))
+        self._infos[name] = self._run(self._write(self.path_of(name), body))
 
     async def _write(self, path: str, body: bytes, *, exclusive: bool = False) -> ObjectInfo:
         """Write an object, if `exclusive` only where there is none: else raise ObjectExists or FileExistsError."""
         origin, folder = self._origin(), path.rpartition("/")[0]
-        if folder not in self._made and origin.identity.partition("|")[0] not in _FLAT:
-            await origin.call("makedirs", folder, exist_ok=True)
-        self._made.add(folder)
-        if isinstance(origin, Uploader):
+        if isinstance(origin, Uploader):  # it makes folders
             replaces = None if exclusive else ANY_VERSION
             return await origin.upload(path, BytesIO(body), replaces=replaces, mtime_ns=None)
+        if folder not in self._made and origin.identity.partition("|")[0] not in _NO_FOLDERS:
+            await origin.call("makedirs", folder, exist_ok=True)
+        self._made.add(folder)
         await origin.call("pipe_file", path, body, mode="create" if exclusive else "overwrite")
         return ObjectInfo(path, "file", len(body))
 
     def remove(self, name: str) -> None:
         self._infos.pop(name, None)
         with contextlib.suppress(ObjectNotFound):
-            self._run(self._timely(self._origin().call("rm_file", f"{self._base}/{name}")))
+            self._run(self._timely(self._origin().call("rm_file", self.path_of(name))))
 
 
 def time_of(info: ObjectInfo) -> float:

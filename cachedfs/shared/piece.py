@@ -93,6 +93,12 @@ def shareable_key(identity: str, info: ObjectInfo) -> str | None:
     return key_of(identity, info)
 
 
+def blocks_in(piece: Piece, size: int, block_size: int) -> range:
+    """Return the blocks of an object of `size` bytes that are whole in a piece of it."""
+    stop = -(-size // block_size) if piece.stop >= size else piece.stop // block_size
+    return range(-(-piece.start // block_size), stop)
+
+
 def is_everywhere(identity: str) -> bool:
     return identity.partition("|")[0] in _EVERYWHERE
 

@@ -7,17 +7,18 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 from cachedfs.common.executor import DaemonThreadPool
+from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import ORIGINS, strip
-from cachedfs.origins.base import Origin
+from cachedfs.origins.base import Origin, TellsTime
 from cachedfs.origins.registry import open_origin
 from cachedfs.shared.origin_store import OriginStore, time_of
 from cachedfs.shared.piece import LARGE
-from cachedfs.shared.shared_store import ANSWERS_S, KeptFile, SharedPlace
+from cachedfs.shared.shared_store import KeptFile, SharedPlace
 
 T = TypeVar("T")
 CLOSES_S = 0.5  # longest wait for connections, and for the thread, to end
@@ -35,13 +36,14 @@ class SharedBucket(OriginStore, SharedPlace):
     times_itself = lists_all = True
     chunk = 8 << 20
     pauses_s = (0.5, 1.0)
+    options: Mapping[str, Any] = {}
 
     def __init__(self, url: str, *, is_read_only: bool) -> None:
         protocol = url.partition("://")[0]
         self._protocol = ORIGINS.get(protocol, protocol)
         SharedPlace.__init__(self, url, is_read_only=is_read_only)
         root = strip("cachedfs", self._protocol, url)
-        OriginStore.__init__(self, self._opened, root, run=self._on_loop, answers_s=ANSWERS_S)
+        OriginStore.__init__(self, self._opened, root, run=self._on_loop, answers_s=self.answers_s)
         self._opening = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened_origin: Origin | None = None
@@ -53,7 +55,7 @@ class SharedBucket(OriginStore, SharedPlace):
         with self._opening:
             if self._opened_origin is None:
                 self._opened_origin = open_origin(
-                    self._protocol, {}, loop=self._started(), on_request=lambda: None
+                    self._protocol, self.options, loop=self._started(), on_request=lambda: None
                 )
             return self._opened_origin
 
@@ -109,7 +111,10 @@ class SharedBucket(OriginStore, SharedPlace):
     # Time, by the clock of the store.
 
     def now(self) -> float | None:
-        """Return the time of the store, not too early; None if this node may not write."""
+        """Return the time of the store, not too early; None if nobody can tell: it is asked by writing a file, if need be."""
+        origin = self._opened()
+        if isinstance(origin, TellsTime) and (told := origin.server_time()) is not None:
+            return told
         at, asked_at = self._clock
         if not at or time.monotonic() - asked_at > CLOCK_S:
             asked_at = time.monotonic()
@@ -121,11 +126,10 @@ class SharedBucket(OriginStore, SharedPlace):
         return at + time.monotonic() - asked_at if at else None
 
     def _written_at(self, name: str) -> float | None:
-        self._touch(name)
-        return self.modified_at(name)
+        return time_of(self._touched(name)) or self.modified_at(name)
 
-    def _touch(self, name: str) -> None:
-        self._on_loop(self._timely(self._write(f"{self._base}/{name}", b"")))
+    def _touched(self, name: str) -> ObjectInfo:
+        return self._on_loop(self._timely(self._write(self.path_of(name), b"")))
 
     def modified_at(self, name: str) -> float | None:
         """Return the time of a file, as the store has it now; None without one."""
@@ -141,13 +145,13 @@ class SharedBucket(OriginStore, SharedPlace):
     def make_empty(self, name: str) -> bool:
         """Create an empty file; return False if it exists."""
         with contextlib.suppress(FileExistsError):
-            self._on_loop(self._timely(self._write(f"{self._base}/{name}", b"", exclusive=True)))
+            self._on_loop(self._timely(self._write(self.path_of(name), b"", exclusive=True)))
             return True
         return False
 
     def renew(self, name: str) -> None:
         """Give a file the time of now."""
-        self._touch(name)
+        self._touched(name)
 
     def wait_for_others(self) -> float | None:
         """Return the time of the store. Large parts have leases, and are put there at once: nobody needs to know."""

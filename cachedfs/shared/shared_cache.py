@@ -8,7 +8,7 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.index.metadata_records import AGELESS, MetadataRecord
 from cachedfs.common.clock import clock
-from cachedfs.common.executor import DaemonThreadPool
-from cachedfs.common.types import ObjectInfo, Range
+from cachedfs.common.executor import DaemonThreadPool, each_in_threads
+from cachedfs.common.types import CacheBounds, ObjectInfo, ObjectKey, Range
 from cachedfs.config import SharedOptions
 from cachedfs.errors import AccessDenied, CacheError, ObjectChanged, OriginUnavailable
 from cachedfs.origins.base import Reply
@@ -38,9 +38,11 @@ from cachedfs.shared.piece import (
 )
 from cachedfs.shared.replies import SharedReply, WatchedReply
 from cachedfs.shared.shared_bucket import SharedBucket
+from cachedfs.shared.shared_drive import SharedDrive
 from cachedfs.shared.shared_folder import SharedFolder
-from cachedfs.shared.shared_store import ANSWERS_S, StoredFile
-from cachedfs.shared.shared_writer import EXIT_S, SharedWriter
+from cachedfs.shared.shared_store import FilePart, StoredFile
+from cachedfs.shared.shared_writer import SharedWriter
+from cachedfs.shared.whole_files import WholeFiles
 
 logger = logging.getLogger("cachedfs.shared")
 
@@ -57,6 +59,7 @@ _IMPORTED = "cachedfs-shared"  # the origin of a record for each file whose meta
 
 T = TypeVar("T")
 Ask = Callable[[Range], AbstractAsyncContextManager[Reply]]
+GetWhole = Callable[[str], Awaitable[FilePart | None]]
 
 
 class _Look(NamedTuple):
@@ -79,6 +82,7 @@ class SharedCache:
         self._folder = place_at(options)
         self._pool = DaemonThreadPool(THREADS, "cachedfs-shared")
         self._known = KnownPieces()
+        self._whole_files = WholeFiles(self._folder, cache, self._pool)
         self._looks: dict[str, _Look] = {}
         self._looking: dict[str, threading.Lock] = {}
         self._looked_at: dict[str, float] = {}  # when the last look at a subfolder began
@@ -98,7 +102,7 @@ class SharedCache:
         """Write what waits if the folder answers, and end the threads."""
         self._writer.close()
         if self._leases.held and not self._folder.is_off:
-            wait([self._pool.submit(self._leases.release_all)], EXIT_S)
+            wait([self._pool.submit(self._leases.release_all)], self._folder.answers_s)
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._folder.close()
 
@@ -118,10 +122,13 @@ class SharedCache:
 
     @contextlib.asynccontextmanager
     async def read(
-        self, identity: str, info: ObjectInfo, want: Range, ask: Ask, *, waits: bool
+        self, version: ObjectKey, info: ObjectInfo, want: Range, ask: Ask, *, waits: bool, bounds: CacheBounds
     ) -> AsyncIterator[Reply]:
-        """Read bytes of one version as `Origin.read` does: those that are there, then from `ask`, which asks the origin."""
-        key = shareable_key(identity, info)
+        """Read bytes of one version as `Origin.read` does: those that are there, then from `ask`, which asks the origin.
+
+        Other objects in the same file may come to the local cache, within `bounds`.
+        """
+        key = shareable_key(version.identity, info)
         if key is None or await self._at(key, info, want.start, waits=waits) is None:
             has_lease = key is not None and not waits and self._folder.has_leases(info.size or 0)
             lease = await self._lease(key, info, want.start) if key and has_lease else None
@@ -130,7 +137,8 @@ class SharedCache:
                     yield watched(reply)
                 return
             self._release(lease)
-        async with contextlib.aclosing(self._body(key, info, want, ask, waits)) as body:
+        get_whole = partial(self._whole_files.get, version=version, bounds=bounds)
+        async with contextlib.aclosing(self._body(key, info, want, ask, waits, get_whole)) as body:
             yield SharedReply(info, want.start, want.stop, body)
 
     async def _lease(self, key: str, info: ObjectInfo, position: int) -> str | None:
@@ -194,13 +202,14 @@ class SharedCache:
                 self._pool.submit(self._leases.release, lease)
 
     async def _body(
-        self, key: str, info: ObjectInfo, want: Range, ask: Ask, waits: bool
+        self, key: str, info: ObjectInfo, want: Range, ask: Ask, waits: bool, get_whole: GetWhole
     ) -> AsyncGenerator[bytes, None]:
         at, opened, n_left = want.start, dict[str, tuple[StoredFile, Piece, int]](), TRIES
         while at < want.stop and n_left:
             if (placed := await self._at(key, info, at, waits=waits)) is None:
                 break
-            data = await self._in_time(partial(self._bytes_of, placed, opened, at, want.stop))
+            data = await self._whole_bytes(placed, at, want.stop, get_whole)
+            data = data or await self._in_time(partial(self._bytes_of, placed, opened, at, want.stop))
             n_left -= not data
             if data:
                 self.bytes_read += len(data)
@@ -227,6 +236,21 @@ class SharedCache:
         if self._folder.lists_all:
             return ("",)
         return (GATHERED, folder_of_runs(key)) if size >= LARGE else (GATHERED,)
+
+    async def _whole_bytes(
+        self, placed: PlacedPiece, at: int, stop: int, get_whole: GetWhole
+    ) -> bytes | None:
+        """Return some bytes from `at` on of a small object, from its whole file; None if it is not read as a whole."""
+        if not (self._folder.counts_requests and is_gathered(placed.file.rpartition("/")[2])):
+            return None
+        try:
+            if (file := await get_whole(placed.file)) is None:
+                return None
+            piece, offset = file.find(placed)
+            return file.read(piece, offset, at, min(stop, piece.stop))
+        except (DamagedFile, OSError) as error:
+            self._reject(placed.file, error)
+            return None
 
     def _bytes_of(
         self, placed: PlacedPiece, opened: dict[str, tuple[StoredFile, Piece, int]], at: int, stop: int
@@ -276,8 +300,9 @@ class SharedCache:
             return False
         if not (waits or look.is_first):
             return False
-        done, _ = await asyncio.wait([look.future], timeout=ANSWERS_S)
-        if not done and not self._folder.times_itself and time.monotonic() - self._progress_at >= ANSWERS_S:
+        limit_s = self._folder.answers_s
+        done, _ = await asyncio.wait([look.future], timeout=limit_s)
+        if not done and not self._folder.times_itself and time.monotonic() - self._progress_at >= limit_s:
             self._folder.did_not_answer()
         return bool(done)
 
@@ -316,19 +341,22 @@ class SharedCache:
 
     def _learn_gathered(self, files: Sequence[str]) -> None:
         """Learn what is in new files; metadata in them goes to the local cache, with its age."""
-        now_there = self._folder.now() if files else None
-        for name in files:
-            try:
-                file = self._folder.open(name)
-                index = file.index()
-                if not is_everywhere(index.identity):
-                    raise DamagedFile("its origin is not the same on every machine")
-                self._known.add(name, [PlacedPiece(piece, name, offset) for piece, offset in index.pieces])
-                made_at = _local_time(now_there, file.modified_at)
-                self._import(name, index.identity, partial(_aged, made_at, index.made_at), index.rows)
-            except (DamagedFile, OSError) as error:
-                self._reject(name, error)
-            self._progress_at = time.monotonic()
+        if files:
+            each_in_threads(partial(self._learn_file, self._folder.now()), files)
+
+    def _learn_file(self, now_there: float | None, name: str) -> None:
+        try:
+            file = self._folder.open(name)
+            index = file.index()
+            if not is_everywhere(index.identity):
+                raise DamagedFile("its origin is not the same on every machine")
+            self._known.add(name, [PlacedPiece(piece, name, offset) for piece, offset in index.pieces])
+            self._whole_files.written_at[name] = file.modified_at
+            made_at = _local_time(now_there, file.modified_at)
+            self._import(name, index.identity, partial(_aged, made_at, index.made_at), index.rows)
+        except (DamagedFile, OSError) as error:
+            self._reject(name, error)
+        self._progress_at = time.monotonic()
 
     def _import(
         self, name: str, identity: str, local_time: Callable[[float], float], rows: Iterator[Any]
@@ -354,7 +382,7 @@ class SharedCache:
     async def _in_time(self, read: Callable[[], T]) -> T | None:
         """Return what `read` returns in a thread; None, and leave the folder alone, if that takes too long."""
         future = asyncio.get_running_loop().run_in_executor(self._pool, read)
-        limit_s = None if self._folder.times_itself else ANSWERS_S
+        limit_s = None if self._folder.times_itself else self._folder.answers_s
         if not (await asyncio.wait([future], timeout=limit_s))[0]:
             self._folder.did_not_answer()
             return None
@@ -377,5 +405,6 @@ def _aged(written_at: float, made_at: float, checked_at: float) -> float:
 def place_at(options: SharedOptions) -> SharedFolder | SharedBucket:
     """Return the shared cache that the options name, without using it."""
     if "://" in options.folder:
-        return SharedBucket(options.folder, is_read_only=options.is_read_only)
+        kind = SharedDrive if options.folder.startswith("drive://") else SharedBucket
+        return kind(options.folder, is_read_only=options.is_read_only)
     return SharedFolder(options.folder, trust=options.trust, is_read_only=options.is_read_only)

@@ -20,8 +20,7 @@ from cachedfs.shared.piece import TAIL_SIZE, Piece, PieceIndex, PlacedPiece, ind
 logger = logging.getLogger("cachedfs.shared")
 
 BASE = "cachedfs-shared-1"  # the folder of the files; its name has the format: other formats never see these files
-ANSWERS_S = 2.0  # a store that does not answer within this time
-LEFT_ALONE_S = 30.0  # is left alone for this time
+LEFT_ALONE_S = 30.0  # for this time, a store is left alone that did not answer within its `answers_s`
 _PROBE = 16 << 10  # bytes read from the end of a file: the whole index, unless it is one of many pieces
 
 
@@ -102,11 +101,14 @@ class FilePart(StoredFile):
 class SharedPlace:
     """A store behind a local cache, in a folder or at a URL, and whether it can be used now.
 
-    Nothing here raises or blocks. `trouble` says why it is not used, or not written. `times_itself`: its methods raise TimeoutError after ANSWERS_S without
-    a byte, once it `is_ready`. `lists_all`: a listing of everything costs little more than one of a subfolder. `chunk`: bytes to read at once.
+    Nothing here raises or blocks. `trouble` says why it is not used, or not written. `times_itself`: its methods raise
+    TimeoutError after `answers_s` without a byte, once it `is_ready`. `lists_all`: a listing of everything costs little
+    more than one of a subfolder. `counts_requests`: files with many objects are read as a whole, to send fewer requests.
+    `chunk`: bytes to read at once.
     """
 
-    times_itself = lists_all = False
+    answers_s = 2.0
+    times_itself = lists_all = counts_requests = False
     is_ready = True
     chunk = 2 << 20
     pauses_s = (0.05, 0.25)  # the first and the longest between two looks at what another node fetches
@@ -131,7 +133,7 @@ class SharedPlace:
         self.warn("away", f"the shared cache {self.folder} is not used: {problem}")
 
     def did_not_answer(self) -> None:
-        self.leave_alone(f"it did not answer within {ANSWERS_S:.0f} s")
+        self.leave_alone(f"it did not answer within {self.answers_s:.0f} s")
 
     def warn(self, kind: str, trouble: str) -> None:
         """Log the first trouble of a kind as a warning."""
@@ -143,6 +145,9 @@ class SharedPlace:
     def answered(self) -> None:
         """Note that the folder can be used."""
         self.trouble = self.trouble if self.is_read_only else ""
+
+    def check_room(self) -> None:
+        """Raise OSError if nothing more may be written, although the store would accept it."""
 
     def close(self) -> None:
         pass

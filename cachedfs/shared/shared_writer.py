@@ -31,7 +31,6 @@ from cachedfs.shared.upkeep import clean
 logger = logging.getLogger("cachedfs.shared")
 
 FULL_S = 60.0  # from a full disk until it is tried again
-EXIT_S = 2.0  # longest wait at exit for what is still to be written
 LOOK_S = 0.25  # between two looks at what waits
 CLEAN_S = 3600.0  # between two times that the folder is cleaned, if it has a size
 LARGEST = 10  # an object of more than this part of the size is not put there
@@ -114,9 +113,9 @@ class SharedWriter:
         return written.wait(timeout_s)
 
     def close(self) -> None:
-        """Write what waits if the folder answers, and end the thread."""
+        """Write what waits, for as long as an answer of the folder may take, and end the thread."""
         if not self._folder.is_off:
-            self.flush(EXIT_S)
+            self.flush(self._folder.answers_s)
         self._is_closed = True
         self._hurry.set()
         self._wake.set()
@@ -154,6 +153,7 @@ class SharedWriter:
             if self._folder.is_off:
                 return
             self._folder.check()
+            self._folder.check_room()
             if groups and groups[0].size >= LARGE:
                 self._write(identity, groups, [])
                 if groups[0].key not in self._told:

@@ -72,7 +72,7 @@ PAGES = [
 RUN = {  # the number of blocks that run in each page, with all packages installed
     "README.md": 2,
     "skills/cachedfs/SKILL.md": 1,
-    "docs/colab.md": 2,
+    "docs/colab.md": 1,
     "docs/configuration.md": 5,
     "docs/guide-datasets.md": 5,
     "docs/guide-drive.md": 6,

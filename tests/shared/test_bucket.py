@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from cachedfs.config import Config
+from cachedfs.origins.gcs.origin import GCSOrigin
 from cachedfs.shared import leases, origin_store, shared_bucket
 from cachedfs.shared.leases import Leases, lease_of
 from cachedfs.shared.shared_bucket import SharedBucket
@@ -74,9 +74,10 @@ def test_s3_is_a_place_for_it_too(origin, node, s3):
 
 @pytest.mark.parametrize("skew_s", [-600, 600])
 def test_ages_are_counted_by_the_clock_of_the_store(origin, node, bucket, clock, monkeypatch, skew_s):
-    time_of = origin_store.time_of
+    time_of, server_time = origin_store.time_of, GCSOrigin.server_time
     for module in (origin_store, shared_bucket):
         monkeypatch.setattr(module, "time_of", lambda info: time_of(info) + skew_s)
+    monkeypatch.setattr(GCSOrigin, "server_time", lambda self: server_time(self) + skew_s)
     origin.put("b/k", noise(50_000))
     node("a", shared_cache=bucket).cat_file("b/k")
     leave()
@@ -94,7 +95,7 @@ def test_a_store_that_does_not_answer_is_left_alone(origin, node, cloud, bucket,
     read_all(node("a", shared_cache=bucket), data)
     leave()
     asked(origin)
-    monkeypatch.setattr(shared_bucket, "ANSWERS_S", 0.2)
+    monkeypatch.setattr(SharedBucket, "answers_s", 0.2)
     cloud.server.fail(Fault(stall_s=60.0, times=None))
     fs = node("b", shared_cache=bucket)
     read_all(fs, data)
@@ -114,7 +115,7 @@ def test_a_store_that_stalls_during_a_read_is_left_alone(origin, node, cloud, bu
     data = filled(origin, n=4)
     read_all(node("a", shared_cache=bucket), data)
     leave()
-    monkeypatch.setattr(shared_bucket, "ANSWERS_S", 0.2)
+    monkeypatch.setattr(SharedBucket, "answers_s", 0.2)
     fs = node("b", shared_cache=bucket)
     assert fs.cat_file("b/d/0/0") == data["b/d/0/0"]
     cloud.server.fail(Fault(kind="media", stall_s=60.0, times=None))
@@ -174,11 +175,6 @@ def test_the_command_cleans_a_bucket(origin, node, bucket):
     assert json_of("share", "stats", bucket)["files"] == 5
     done = json_of("share", "clean", bucket, "--size", "11MiB")
     assert (done["removed"], done["files"]) == (2, 3) or done["bytes"] <= 11 * MiB
-
-
-def test_a_folder_of_drive_is_refused_with_what_to_use():
-    with pytest.raises(ValueError, match=r"shared_cache='drive://My Drive/x': .*use export and import"):
-        Config.resolve({"shared_cache": "drive://My Drive/x"})
 
 
 @pytest.mark.parametrize("where", ["cloud", "s3"])

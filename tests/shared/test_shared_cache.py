@@ -257,7 +257,7 @@ def test_a_folder_that_does_not_answer_is_left_alone(origin, node, monkeypatch, 
         answers.wait(120)
         raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
 
-    monkeypatch.setattr(shared_cache, "ANSWERS_S", 0.05)
+    monkeypatch.setattr(shared_folder.SharedFolder, "answers_s", 0.05)
     for name in ("names", "open", "write", "now", "check"):
         monkeypatch.setattr(SharedFolder, name, hang)
     try:

@@ -77,6 +77,11 @@ class DriveConnection:
         self._clients = AsyncOnce(self._connect)
         self._search = AsyncOnce(self._search_again)
 
+    def server_time(self) -> float | None:
+        """Return the time now by the clock of Drive, up to a second late; None before its first answer."""
+        clients = self._clients.value
+        return None if clients is None else clients.metadata.server_time()
+
     # Signing in
     async def clients(self) -> Clients:
         """Return the clients, made at the first call; raise AccessDenied or ValueError without a way to sign in."""

@@ -71,6 +71,10 @@ class DriveOrigin:
         assert self._filesystem_over is not None
         return await asyncio.to_thread(self._filesystem_over, self)
 
+    def server_time(self) -> float | None:
+        """Return the time now by the clock of Drive, up to a second late; None before its first answer."""
+        return self.account.server_time()
+
     async def aclose(self) -> None:
         """Close the connections."""
         await self.account.aclose()

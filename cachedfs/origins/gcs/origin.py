@@ -75,6 +75,11 @@ class GCSOrigin(FsspecOrigin):
             with mapped("gs://", "looking for credentials"):
                 return await self._connection.get()
 
+    def server_time(self) -> float | None:
+        """Return the time now by the clock of the service, up to a second late; None before its first answer."""
+        connection = self._connection.value
+        return None if connection is None else connection.client.server_time()
+
     # Requests
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
         """Return the object or folder that `path` is.

@@ -1,0 +1,90 @@
+"""Files with many objects, read as a whole, where the store counts requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from concurrent.futures import Executor
+
+from cachedfs.cache.block_store import BlockStore
+from cachedfs.common.types import BlockKey, CacheBounds, ObjectKey
+from cachedfs.common.urls import stored_path
+from cachedfs.errors import CacheError
+from cachedfs.shared.metadata_rows import infos_in
+from cachedfs.shared.piece import blocks_in, shareable_key
+from cachedfs.shared.shared_store import FilePart, ReadableStore
+
+_LARGEST = 32 << 20  # bytes of a file, which are in memory
+_MOST = 8  # files in memory, for those who wait for other objects in them
+_KEPT_S = 5.0  # for so long
+_SHARE = (
+    4  # a file is read as a whole if it takes at most 1 / _SHARE of the local cache, where its objects go
+)
+
+
+class WholeFiles:
+    """Reads each file as a whole once, and puts the objects in it into the local cache. On the event loop thread.
+
+    With each file that is used, the one that was written next comes too: objects are often read in the same order. What was evicted since, or did not fit, is read from the file object by object.
+    """
+
+    def __init__(self, store: ReadableStore, cache: BlockStore, pool: Executor) -> None:
+        self._store, self._cache, self._pool = store, cache, pool
+        self._recent: dict[str, asyncio.Future[FilePart | None]] = {}  # being read, or in memory
+        self._known: set[str] = set()  # were read, or are
+        self._used: set[str] = set()
+        self.written_at: dict[str, float] = {}  # of files that may be read; changed in any thread
+
+    async def get(self, name: str, version: ObjectKey, bounds: CacheBounds) -> FilePart | None:
+        """Return a file in which the object of `version` is; None if it is to be read object by object.
+
+        Raises DamagedFile and OSError.
+        """
+        self._start(name, version, bounds)
+        if name not in self._used:
+            self._used.add(name)
+            at = self.written_at.get(name, math.inf)
+            later = [(when, each) for each, when in list(self.written_at.items()) if when > at]
+            if later:
+                self._start(min(later)[1], version, bounds)
+        recent = self._recent.get(name)
+        return None if recent is None else await asyncio.shield(recent)
+
+    def _start(self, name: str, version: ObjectKey, bounds: CacheBounds) -> None:
+        if name not in self._known:
+            self._known.add(name)
+            loop = asyncio.get_running_loop()
+            found = loop.run_in_executor(self._pool, self._read, name, version, bounds)
+            found.add_done_callback(lambda _: loop.call_later(_KEPT_S, self._recent.pop, name, None))
+            self._recent[name] = found
+            if len(self._recent) > _MOST:
+                del self._recent[next(iter(self._recent))]
+
+    def _read(self, name: str, version: ObjectKey, bounds: CacheBounds) -> FilePart | None:
+        file = self._store.open(name)
+        with contextlib.suppress(CacheError):
+            if file.size <= min(_LARGEST, self._cache.room(bounds) // _SHARE):
+                found = FilePart(file.part(0, file.size), 0, file.size, file.modified_at)
+                self._keep(found, version, bounds)
+                return found
+        return None
+
+    def _keep(self, file: FilePart, version: ObjectKey, bounds: CacheBounds) -> None:
+        """Put the objects in a file into the local cache, if they are of the origin and account of `version`."""
+        identity, _, pieces, rows = file.index()
+        if identity != version.identity:
+            return
+        infos = {shareable_key(identity, info): info for info in infos_in(rows)}
+        blocks = list[tuple[BlockKey, bytes]]()
+        for piece, offset in pieces:
+            if (info := infos.get(piece.key)) is None:
+                continue
+            name = stored_path(info.path) if "://" in info.path else info.path
+            key = ObjectKey(identity, name, info.fingerprint or "", version.block_size)
+            for index in blocks_in(piece, piece.size, key.block_size):
+                start, stop = index * key.block_size, min((index + 1) * key.block_size, piece.size)
+                if not self._cache.has(key, index):
+                    blocks.append((key.block(index), file.read(piece, offset, start, stop)))
+        with contextlib.suppress(CacheError):
+            self._cache.put(blocks, bounds)

@@ -1,0 +1,146 @@
+"""A shared cache in a folder of Google Drive: few requests, few files, and not all of the account's storage."""
+
+import asyncio
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+
+import fsspec
+import pytest
+
+from cachedfs.cache.block_store import BlockStore
+from cachedfs.common.types import CacheBounds, ObjectKey
+from cachedfs.config import DRIVE_SIZE, Config
+from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.shared import whole_files
+from cachedfs.shared.piece import GATHERED
+from cachedfs.shared.shared_drive import SharedDrive
+from cachedfs.shared.shared_folder import SharedFolder
+from cachedfs.shared.shared_store import BASE
+from cachedfs.shared.whole_files import WholeFiles
+from tests.cli.helpers import json_of
+from tests.shared.conftest import leave
+from tests.shared.test_shared_cache import asked, filled, quiet, read_all
+from tests.support import MiB, noise
+
+
+@pytest.fixture
+def place(drive):
+    """The URL of a shared cache on Drive. The origin of the data is another one, see `origin`."""
+    return drive.url("shared", "drive://")
+
+
+def kept_at(place):
+    """Return the names of the files of the shared cache, without what tells the time."""
+    names = [path.rpartition("/")[2] for path in fsspec.filesystem("drive").find(f"{place}/{BASE}")]
+    return sorted(name for name in names if not name.startswith("tmp."))
+
+
+def test_what_one_session_has_read_the_next_one_reads_from_few_large_files(origin, node, drive, place):
+    data = filled(origin, n=60)
+    read_all(node("a", shared_cache=place), data)
+    leave()
+    assert asked(origin)
+    kinds = [name.partition(".")[0] for name in kept_at(place)]
+    assert kinds == ["gathered", *["runs"] * 3]  # the small ones, and 20 MiB in pieces of 8
+    drive.asked()
+    fs = node("b", shared_cache=place)
+    read_all(fs, data)
+    assert asked(origin) == []
+    # The end of the gathered file, the file, and the pieces: each at most by two requests.
+    assert 2 + 3 <= drive.asked().count("media") <= 2 + 2 * 3
+    assert fs.stats().requests == 0
+    drive.asked()
+    read_all(fs, data)
+    assert drive.asked() == []
+
+
+def test_each_file_with_many_objects_is_read_as_a_whole_once(origin, node, drive, place, monkeypatch):
+    monkeypatch.setattr(whole_files, "_KEPT_S", 0)
+    data = filled(origin, n=9)
+    read_all(node("a", shared_cache=place), data)
+    fs = node("b", shared_cache=place)
+    small = [path for path in data if path != "b/big"]
+    assert fs.cat_file(small[0]) == data[small[0]]
+    asked(origin)
+    drive.asked()
+    assert [fs.cat_file(path) for path in small] == [data[path] for path in small]
+    assert drive.asked() == []  # all came with the first one
+    fs.evict("b/d")
+    assert fs.cat_file(small[3]) == data[small[3]]
+    assert drive.asked() == ["media"]
+    assert asked(origin) == []
+
+
+def test_a_small_local_cache_is_not_filled_with_what_nobody_asked_for(origin, node, drive, place):
+    data = filled(origin, n=9)
+    read_all(node("a", shared_cache=place), data)
+    leave()
+    fs = node("b", shared_cache=place, cache_size="1MiB", block_size="64KiB")
+    small = [path for path in data if path != "b/big"]
+    assert fs.cat_file(small[0]) == data[small[0]]
+    drive.asked()
+    assert fs.cat_file(small[1]) == data[small[1]]
+    assert drive.asked() == ["media"]
+
+
+def test_what_is_replaced_there_is_deleted_and_not_in_the_trash(origin, node, drive, place):
+    fs, kept = node("a", shared_cache=place), []
+    for name in ("b/one", "b/two"):
+        origin.put(name, noise(10_000))
+        fs.cat_file(name)
+        assert fs._objects.engine.drain(60)
+        assert fs._objects.engine.shared.flush(60)
+        kept.append(kept_at(place))
+    [before], [after] = kept
+    assert after != before  # it has both
+    assert drive.server.find(f"{drive.name}/shared/{BASE}/{before}") == []
+
+
+def test_the_last_tenth_of_the_accounts_storage_stays_free(origin, node, drive, place, monkeypatch, caplog):
+    async def storage_quota(self, path):
+        return 1000 * MiB, 99 * MiB
+
+    monkeypatch.setattr(DriveOrigin, "storage_quota", storage_quota)
+    data = filled(origin, n=3)
+    read_all(node("a", shared_cache=place), data)
+    leave()
+    assert kept_at(place) == []
+    [message] = quiet(caplog)
+    assert "less than 1/10 of the account's storage is free" in message
+
+
+def test_it_has_a_size_there_unless_another_one_is_given():
+    given = {"shared_cache": "cdrive://My Drive/x"}
+    assert Config.resolve(given).shared[0] == "drive://My Drive/x"
+    assert Config.resolve(given).shared.size == DRIVE_SIZE
+    assert Config.resolve({**given, "shared_cache_size": "7GB"}).shared.size == 7_000_000_000
+    assert Config.resolve({"shared_cache": "gs://b/x"}).shared.size is None
+
+
+def test_objects_of_another_account_are_not_kept_under_its_name(origin, node, shared, tmp_path):
+    data = filled(origin, n=3)
+    fs = node("a")
+    read_all(fs, data)
+    ours, info = fs._objects.identity, fs._objects.known("b/d/0/0").info
+    leave()
+    folder = SharedFolder(str(shared), trust="group", is_read_only=True)
+    (name,) = folder.listed(GATHERED)
+    for identity, is_kept in ((f"{ours}|another", False), (ours, True)):
+        cache = BlockStore(str(tmp_path / "b"), explicit=True)
+        key = ObjectKey(identity, info.path, info.fingerprint, MiB)
+        with contextlib.closing(cache), ThreadPoolExecutor(1) as pool:
+            whole = WholeFiles(folder, cache, pool)
+            found = asyncio.run(whole.get(name, key, CacheBounds(size=None, keep_free=0)))
+            assert len(found.index().pieces) == 3
+            assert cache.has(key, 0) == is_kept
+
+
+def test_the_command_cleans_it(origin, node, drive, place):
+    data = {f"b/{i}": origin.put(f"b/{i}", noise(5 * MiB, i)) for i in range(3)}
+    assert node("a", shared_cache=place).cat(list(data)) == data
+    leave()
+    assert json_of("share", "stats", place)["files"] == 4
+    assert json_of("share", "clean", place, "--size", "6MiB")["bytes"] <= 6 * MiB
+    with contextlib.closing(SharedDrive(place, is_read_only=True)) as found:
+        found.check()
+        assert len(list(found.files())) <= 2
