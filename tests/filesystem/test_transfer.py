@@ -116,7 +116,7 @@ def test_a_drive_session_after_an_import_lists_only_expired_folders(drive, machi
     assert drive.asked() == []
     clock(3600)
     read_all(fs, drive, data)
-    assert drive.asked() == ["change", *["list"] * 7]
+    assert drive.asked() == ["change", "get", *["list"] * 7]
     clock(3600)
     read_all(fs, drive, data)
     assert drive.asked() == ["change"]
