@@ -19,11 +19,11 @@ from fsspec.utils import tokenize
 
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.common import event_log
+from cachedfs.common.event_loop import EventLoopThread
 from cachedfs.common.single_flight import SingleFlight
 from cachedfs.common.types import Counted, ObjectKey, Stats
 from cachedfs.config import Config, SharedOptions
 from cachedfs.core.download import Download, FetchedBlock
-from cachedfs.core.event_loop import EventLoopThread
 from cachedfs.core.path_locks import PathLocks
 from cachedfs.core.polling import OVERDUE_S, poll
 from cachedfs.core.speculation import SpeculativeQueue
