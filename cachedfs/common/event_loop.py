@@ -19,16 +19,18 @@ logger = logging.getLogger("cachedfs.core")
 T = TypeVar("T")
 
 LOOK_S = 1.0  # a waiting thread looks for an interrupt
-END_S = 5.0  # longest wait for tasks to end at exit
-WORKERS = 64  # threads for sync origins and for copying many cached blocks; started on demand
 DEADLOCK = "a blocking call on the event loop thread of cachedfs would deadlock: call the async method"
 EXITING = "the process is exiting: the read was canceled"
 
 
 class EventLoopThread:
-    """Runs coroutines of other threads and event loops. Its loop and thread start with the first one."""
+    """Runs coroutines of other threads and event loops. Its loop and thread start with the first one.
 
-    def __init__(self) -> None:
+    Blocking calls of its coroutines run in up to `n_workers` daemon threads, started on demand.
+    """
+
+    def __init__(self, name: str = "cachedfs", *, n_workers: int) -> None:
+        self._name, self._n_workers = name, n_workers
         # The tasks that belong to this loop until they end, by their coroutines. Event loop thread only.
         self._tasks: dict[Coroutine[Any, Any, Any], asyncio.Task[Any]] = {}
         # Of each coroutine that another thread or loop waits for: what is called with its task, or with None if the loop
@@ -50,9 +52,9 @@ class EventLoopThread:
 
     def _start_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
-        self._workers = DaemonThreadPool(WORKERS, "cachedfs-work")
+        self._workers = DaemonThreadPool(self._n_workers, f"{self._name}-work")
         loop.set_default_executor(self._workers)
-        self.thread = threading.Thread(target=self._run, args=(loop,), name="cachedfs-io", daemon=True)
+        self.thread = threading.Thread(target=self._run, args=(loop,), name=f"{self._name}-io", daemon=True)
         try:
             self.thread.start()
         except RuntimeError as error:  # too many threads, or (Python 3.12) the main thread has ended
@@ -158,7 +160,7 @@ class EventLoopThread:
         except RuntimeError:  # the loop has just been closed
             return False
 
-    def _end_loop(self, close: Callable[[], Awaitable[object]]) -> None:
+    def end_loop(self, close: Callable[[], Awaitable[object]], *, within_s: float) -> None:
         """Cancel all tasks, call `close` on the loop, and end it. Waiting threads get an error."""
         loop, thread = self._loop, self.thread
         if loop is None or thread is None or not thread.is_alive():
@@ -174,7 +176,7 @@ class EventLoopThread:
         # Canceled tasks have no reader left: keep asyncio from reporting them.
         loop.set_exception_handler(lambda loop, context: None)
         try:
-            asyncio.run_coroutine_threadsafe(shut_down(), loop).result(END_S)
+            asyncio.run_coroutine_threadsafe(shut_down(), loop).result(within_s)
         except Exception as error:  # the remaining steps must run whatever fails here
             logger.debug("requests did not end in time: %s", error)
         # Before the loop stops: canceled futures notify it.
@@ -185,7 +187,7 @@ class EventLoopThread:
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run the event loop in its thread, then close it, and answer those who still wait.
 
-        `_end_loop` waits only one second for its end, so it cannot close it.
+        `end_loop` waits only one second for its end, so it cannot close it.
         """
         with self._loop_lock:  # after an interrupt of its start, it is not used
             is_used = self._loop is loop

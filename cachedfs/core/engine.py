@@ -43,6 +43,8 @@ WINDOW_SHARE = 4  # a readahead window is at most 1 / WINDOW_SHARE of the cache
 QUOTA_S = 3.0  # from the first request that is counted against a quota until the counts are stored
 UNREACHABLE_S = 30.0  # how long an origin counts as unreachable after a failed connection
 PUBLISH_S = 1.0  # between two additions to the statistics of all processes
+WORKERS = 64  # threads for sync origins and for copying many cached blocks
+END_S = 5.0  # longest wait for tasks to end at exit
 COUNTED = Counted._fields[:-1]
 
 
@@ -56,7 +58,7 @@ class Engine(EventLoopThread):
     max_queued = 64 << 20  # limit of bytes not stored yet; above it, no response bytes are read
 
     def __init__(self, directory: str, *, explicit: bool, shared: SharedOptions | None = None) -> None:
-        super().__init__()
+        super().__init__(n_workers=WORKERS)
         self.pid = os.getpid()
         self.cache_dir = directory
         self.cache = BlockStore(directory, explicit=explicit)
@@ -279,7 +281,7 @@ class Engine(EventLoopThread):
         Called when the process exits.
         """
         self.disconnect()
-        self._end_loop(self._close_origins)
+        self.end_loop(self._close_origins, within_s=END_S)
         self.drain()
         self.store_queue.close()
         if self.shared is not None:

@@ -7,11 +7,10 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Mapping
-from concurrent.futures import CancelledError
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-from cachedfs.common.executor import DaemonThreadPool
+from cachedfs.common.event_loop import EventLoopThread
 from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import ORIGINS, strip
 from cachedfs.origins.base import Origin, TellsTime
@@ -21,7 +20,7 @@ from cachedfs.shared.piece import LARGE
 from cachedfs.shared.shared_store import KeptFile, SharedPlace
 
 T = TypeVar("T")
-CLOSES_S = 0.5  # longest wait for connections, and for the thread, to end
+CLOSES_S = 0.5  # longest wait for connections to end
 OPENS_S = 20.0  # longest time until the origin can be used
 THREADS = 8  # for checksums, and for filesystems without async methods
 CLOCK_S = 600.0  # between two times that the store is asked for its time
@@ -43,62 +42,35 @@ class SharedBucket(OriginStore, SharedPlace):
         self._protocol = ORIGINS.get(protocol, protocol)
         SharedPlace.__init__(self, url, is_read_only=is_read_only)
         root = strip("cachedfs", self._protocol, url)
-        OriginStore.__init__(self, self._opened, root, run=self._on_loop, answers_s=self.answers_s)
+        self._io = EventLoopThread("cachedfs-share", n_workers=THREADS)
+        OriginStore.__init__(self, self._opened, root, run=self._io.run, answers_s=self.answers_s)
         self._opening = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._opened_origin: Origin | None = None
         self._clock = (0.0, 0.0)  # the time by the store, and when it was that, at the latest
-        self.is_ready = self._is_closed = False
+        self.is_ready = False
         self._id = os.urandom(8).hex()
 
     def _opened(self) -> Origin:
         with self._opening:
             if self._opened_origin is None:
                 self._opened_origin = open_origin(
-                    self._protocol, self.options, loop=self._started(), on_request=lambda: None
+                    self._protocol, self.options, loop=self._io.loop, on_request=lambda: None
                 )
             return self._opened_origin
 
-    def _started(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            loop = self._loop = asyncio.new_event_loop()
-            # The standard pool refuses work as soon as the process begins to end.
-            loop.set_default_executor(DaemonThreadPool(THREADS, "cachedfs-share"))
-
-            def run() -> None:
-                with contextlib.closing(loop):
-                    loop.run_forever()
-
-            self._thread = threading.Thread(target=run, name="cachedfs-share-io", daemon=True)
-            self._thread.start()
-        return self._loop
-
-    def _on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        with self._opening:
-            loop = self._started()
-        try:
-            return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
-        except (RuntimeError, CancelledError) as error:
-            if not self._is_closed:
-                raise
-            coroutine.close()
-            raise OSError(f"the process ends: {error}") from error
-
     def close(self) -> None:
         """End the event loop."""
-        self._is_closed = True
-        if self._loop is not None:
-            with contextlib.suppress(Exception):  # what remains ends with the process
-                if self._opened_origin is not None:
-                    closing = asyncio.run_coroutine_threadsafe(self._opened_origin.aclose(), self._loop)
-                    closing.result(CLOSES_S)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(CLOSES_S)
+
+        async def close() -> None:
+            if self._opened_origin is not None:
+                await self._opened_origin.aclose()
+
+        self._io.end_loop(close, within_s=CLOSES_S)
 
     def check(self) -> None:
         """Import what the origin needs, and sign in: that may take longer than an answer."""
         if not self.is_ready:
-            self._on_loop(asyncio.wait_for(self._opened().filesystem(), OPENS_S))
+            self._io.run(asyncio.wait_for(self._opened().filesystem(), OPENS_S))
             self.is_ready = True
 
     def leftovers(self) -> Iterator[KeptFile]:
@@ -129,7 +101,7 @@ class SharedBucket(OriginStore, SharedPlace):
         return time_of(self._touched(name)) or self.modified_at(name)
 
     def _touched(self, name: str) -> ObjectInfo:
-        return self._on_loop(self._timely(self._write(self.path_of(name), b"")))
+        return self._io.run(self._timely(self._write(self.path_of(name), b"")))
 
     def modified_at(self, name: str) -> float | None:
         """Return the time of a file, as the store has it now; None without one."""
@@ -145,7 +117,7 @@ class SharedBucket(OriginStore, SharedPlace):
     def make_empty(self, name: str) -> bool:
         """Create an empty file; return False if it exists."""
         with contextlib.suppress(FileExistsError):
-            self._on_loop(self._timely(self._write(self.path_of(name), b"", exclusive=True)))
+            self._io.run(self._timely(self._write(self.path_of(name), b"", exclusive=True)))
             return True
         return False
 

@@ -36,7 +36,7 @@ class SharedDrive(SharedBucket):
         if time.monotonic() - self._asked_at >= _ASK_S:
             self._asked_at, origin = time.monotonic(), self._opened()
             assert isinstance(origin, HasStorageQuota)
-            quota = self._on_loop(self._timely(origin.storage_quota(self._base)))
+            quota = self._io.run(self._timely(origin.storage_quota(self._base)))
             self._is_short = quota is not None and quota[1] * QUOTA_SHARE < quota[0]
         if self._is_short:
             raise OSError(errno.EDQUOT, f"less than 1/{QUOTA_SHARE} of the account's storage is free")
