@@ -26,7 +26,7 @@ PAGE = 65536  # bytes per checksum: small enough to check for a 4 KiB read (2 us
 
 FORMAT = 3
 _MAGIC = b"cachedfs"
-_HEAD = struct.Struct("<8sIQ")  # magic, format, length of the data
+_HEAD = struct.Struct("<8sHHQ")  # magic, format, 1 if it came from a shared cache, length of the data
 PLACE = struct.Struct("<QQ")  # index, block size: with the encoded object version, the key in a trailer
 _TAIL = struct.Struct("<II")  # CRC-32 of the trailer up to here, size of the whole trailer
 _LENGTH = struct.Struct("<I")
@@ -51,11 +51,15 @@ def place(digest: str, index: int) -> str:
 
 
 class BlockTrailer(NamedTuple):
-    """The parsed trailer of a block file: the length of its data, its page checksums, and its encoded key."""
+    """The parsed trailer of a block file: the length of its data, its page checksums, and its encoded key.
+
+    `is_shared`: it came from a shared cache or an import, whose authors could choose what is in it.
+    """
 
     length: int
     checksums: tuple[int, ...]
     encoded_key: bytes
+    is_shared: bool
 
     @property
     def key(self) -> BlockKey:
@@ -75,7 +79,7 @@ class BlockTrailer(NamedTuple):
         return ObjectKey(identity, path, fingerprint, block_size).block(index)
 
 
-def encode_trailer(key: ObjectKey, index: int, *pieces: Buffer) -> bytes:
+def encode_trailer(key: ObjectKey, index: int, *pieces: Buffer, is_shared: bool = False) -> bytes:
     """Return the trailer that follows the data, given in one or more pieces, in the file of block `index`."""
     size, checksums, checksum, room = 0, [], 0, PAGE
     for piece in pieces:
@@ -89,7 +93,7 @@ def encode_trailer(key: ObjectKey, index: int, *pieces: Buffer) -> bytes:
                 checksum, room = 0, PAGE
     if room < PAGE:
         checksums.append(checksum)
-    body = _HEAD.pack(_MAGIC, FORMAT, size) + struct.pack(f"<{len(checksums)}I", *checksums)
+    body = _HEAD.pack(_MAGIC, FORMAT, is_shared, size) + struct.pack(f"<{len(checksums)}I", *checksums)
     body += key.encoded + PLACE.pack(index, key.block_size)
     return body + _TAIL.pack(zlib.crc32(body), len(body) + _TAIL.size)
 
@@ -106,13 +110,14 @@ def parse_trailer(trailer: bytes) -> BlockTrailer:
         raise BadBlock("it has no trailer")
     if _TAIL.unpack(tail) != (zlib.crc32(body), len(trailer)):
         raise BadBlock("its trailer is damaged")
-    _, version, length = _HEAD.unpack_from(body)
+    _, version, is_shared, length = _HEAD.unpack_from(body)
     if version != FORMAT:
         raise BadBlock(f"it has format {version}, not {FORMAT}")
     at = _HEAD.size + 4 * (n_pages := -(-length // PAGE))
     if at > len(body):
         raise BadBlock("its trailer has the wrong size")
-    return BlockTrailer(length, struct.unpack_from(f"<{n_pages}I", body, _HEAD.size), body[at:])
+    checksums = struct.unpack_from(f"<{n_pages}I", body, _HEAD.size)
+    return BlockTrailer(length, checksums, body[at:], bool(is_shared))
 
 
 def _size_of_trailer(end: Buffer, file_size: int) -> int:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 
-from cachedfs.cache import disk
+from cachedfs.cache import block_file, disk
 from cachedfs.cache.block_writer import BlockWriter
 from cachedfs.cache.counters import SharedCounters
 from cachedfs.cache.directory import old_roots
@@ -21,7 +22,7 @@ from cachedfs.cache.quota_store import QuotaStore
 from cachedfs.cache.space import REMOVED_AT_ONCE
 from cachedfs.common.types import CacheBounds, ObjectKey
 from cachedfs.common.urls import stored_path
-from cachedfs.errors import CacheError
+from cachedfs.errors import BadBlock, CacheError
 
 
 class BlockStore(BlockWriter):
@@ -88,21 +89,29 @@ class BlockStore(BlockWriter):
         """Return what is cached of each path, for all origins, sorted by path. Scans the rows of all blocks."""
         return self._own.query(lambda rows: rows.cached_paths(), [])
 
-    def evict(self, identity: str | None, path: str | None = None) -> int:
+    def evict(self, identity: str | None, path: str | None = None, *, from_shared: bool = False) -> int:
         """Remove the blocks of `path` and everything below it, of a whole origin, or of all origins (`identity` None).
 
-        Pinned blocks are removed too. Returns the number of bytes freed.
+        With `from_shared`, only those that came from a shared cache or an import. Pinned blocks are removed too. Returns
+        the number of bytes freed.
         """
         freed, last, path = 0, 0, path and stored_path(path)
         while True:
             with self._writing("blocks cannot be removed") as rows:
                 found = rows.blocks_of(identity, path, after=last, limit=REMOVED_AT_ONCE)
-                sizes = [block.size for block in found if self.space.remove(rows, block)]
+                wanted = [block for block in found if not from_shared or self._is_shared(block.name)]
+                sizes = [block.size for block in wanted if self.space.remove(rows, block)]
             freed += sum(sizes)
             self.space.evictions += len(sizes)
             if len(found) < REMOVED_AT_ONCE:
                 return freed
             last = found[-1].id
+
+    def _is_shared(self, name: str) -> bool:
+        path = self.space.path(name)
+        with contextlib.suppress(OSError, BadBlock):
+            return block_file.open_block(os.open(path, disk.READ), path).trailer.is_shared
+        return False
 
     def remove_damaged(self, key: ObjectKey, index: int) -> None:
         """Remove a damaged block, also for the threads and processes that have it open. Never raises.

@@ -16,7 +16,7 @@ import itertools
 import os
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from cachedfs.cache import disk, recovery
@@ -90,19 +90,22 @@ class BlockWriter(BlockReader):
         bounds: CacheBounds,
         records: Sequence[MetadataRecord] = (),
         victims: Iterable[BlockKey] = (),
+        *,
+        shared: Container[BlockKey] = (),
     ) -> None:
         """Store blocks and evict others to stay within `bounds`; skip blocks that are cached already.
 
         While somebody deletes the cache, it waits: no file may appear in folders that were just emptied.
 
         When space is needed, `victims` go first, in their order and only as many as are needed. Raises CacheError unless
-        all blocks are stored. A block is never visible in part. `records` are metadata entries for the same transaction.
+        all blocks are stored. A block is never visible in part. `records` are metadata entries for the same transaction;
+        the blocks `shared` came from a shared cache.
         """
         new: dict[str, _NewBlock] = {}
         for key, data in blocks:
             pieces = [data] if isinstance(data, Buffer) else data
             name = f"{key.object.digest}-{key.index:x}"  # as `key.name`, without two calls
-            trailer = encode_trailer(key.object, key.index, *pieces)
+            trailer = encode_trailer(key.object, key.index, *pieces, is_shared=key in shared)
             size = sum([memoryview(piece).nbytes for piece in pieces]) + len(trailer)
             new[name] = _NewBlock(key, [*pieces, trailer], size, name)
         waiting, tried, apart = list(new.values()), set[str](), records[:0]

@@ -117,12 +117,14 @@ def unpinned(location: Location | None, common: CommonOptions) -> int:
     "cachedfs evict gs://my-bucket/train.jsonl",
     "cachedfs evict gs://my-bucket/data",
     "cachedfs evict --all --yes",
+    "cachedfs evict --from-shared",
     "cachedfs evict --old",
 )
 def evict(
     common: CommonOptions,
     urls: UrlsOrAll = None,
     everything: Annotated[bool, flag("The whole cache, of all origins.", "--all")] = False,
+    from_shared: Annotated[bool, flag("What came from shared caches and imports.", "--from-shared")] = False,
     old: Annotated[bool, flag("The caches that earlier releases left, which are not used.", "--old")] = False,
     yes: Annotated[bool, flag("Do not ask.", "--yes", "-y")] = False,
 ) -> None:
@@ -130,10 +132,15 @@ def evict(
 
     Pinned blocks are dropped too. The origin is neither changed nor contacted.
     """
-    if old:
-        if urls or everything:
-            raise typer.BadParameter("it removes whole caches: give it alone", param_hint="--old")
-        remove_old_caches(common)
+    if old or from_shared:
+        if urls or everything or (old and from_shared):
+            hint = "--old" if old else "--from-shared"
+            raise typer.BadParameter("it is about all origins: give it alone", param_hint=hint)
+        if old:
+            remove_old_caches(common)
+        else:
+            freed = cache_of(common.config_of_existing()).evict(None, from_shared=True)
+            common.show({"freed": freed}, f"{decimal(freed)} freed")
         return
     refuse_both_or_none(urls, everything=everything)
     if everything and not yes:

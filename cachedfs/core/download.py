@@ -53,6 +53,7 @@ class Download:
         self.is_speculative = is_speculative()  # no caller waited for it when it was created
         self.is_wanted = False  # a caller has waited for it since then
         self.task: asyncio.Task[None] | None = None  # the task that runs it, once started
+        self.is_shared = False  # its bytes, or some, came from a shared cache
         self.done = False
         self.stopped = False  # it ends at `demand`
         self.error: Exception | None = None

@@ -10,7 +10,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby
 from operator import attrgetter
@@ -43,7 +43,7 @@ class _Item(NamedTuple):
     then: Callable[[], object] | None
 
 
-_BOUNDS = attrgetter("bounds")
+_BOUNDS, _KEY, _IS_SHARED = attrgetter("bounds"), attrgetter("key"), attrgetter("download.is_shared")
 
 
 class StoreQueue:
@@ -159,7 +159,8 @@ class StoreQueue:
         for bounds, group in groupby([item for item in items if item.blocks], _BOUNDS):
             blocks = [block for item in group for block in item.blocks]
             pairs = [(block.key, block.pieces) for block in blocks]
-            put = self._put_by_plans if self.plans else self._cache.put
+            shared = set(map(_KEY, filter(_IS_SHARED, blocks)))
+            put = partial(self._put_by_plans if self.plans else self._cache.put, shared=shared)
             if are_stored := is_possible and self._attempt(put, pairs, bounds, records):
                 records = []
             with self._lock:
@@ -171,13 +172,20 @@ class StoreQueue:
             if item.then is not None:
                 self._attempt(item.then)
 
-    def _put_by_plans(self, pairs: _Pairs, bounds: CacheBounds, records: Sequence[MetadataRecord]) -> None:
+    def _put_by_plans(
+        self,
+        pairs: _Pairs,
+        bounds: CacheBounds,
+        records: Sequence[MetadataRecord],
+        *,
+        shared: Container[BlockKey],
+    ) -> None:
         """Store what the prefetch plans do not leave out, evicting what they can spare first."""
         victims: Iterator[BlockKey] = iter(())
         for plan in tuple(self.plans):
             pairs, more = plan(pairs)
             victims = chain(victims, more)
-        self._cache.put(pairs, bounds, records, victims)
+        self._cache.put(pairs, bounds, records, victims, shared=shared)
 
     def _attempt(self, act: Callable[..., object], *args: object) -> bool:
         """Call `act` and return whether it succeeded; log errors.

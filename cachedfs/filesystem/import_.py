@@ -284,7 +284,7 @@ class _Import:
 
     def _put(self, batch: Sequence[tuple[BlockKey, bytes]]) -> None:
         if batch:
-            self._cache.put(batch, self._config.bounds)
+            self._cache.put(batch, self._config.bounds, shared={key for key, _ in batch})
             self._stored += [(key, len(data)) for key, data in batch]
 
     # Metadata

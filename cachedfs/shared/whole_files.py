@@ -87,4 +87,4 @@ class WholeFiles:
                 if not self._cache.has(key, index):
                     blocks.append((key.block(index), file.read(piece, offset, start, stop)))
         with contextlib.suppress(CacheError):
-            self._cache.put(blocks, bounds)
+            self._cache.put(blocks, bounds, shared={block for block, _ in blocks})

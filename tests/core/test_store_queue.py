@@ -30,7 +30,7 @@ class Cache:
         assert waits
         self.calls.append(("records", records))
 
-    def put(self, pairs, bounds, records, victims=()):
+    def put(self, pairs, bounds, records, victims=(), *, shared):
         self.calls.append(("blocks", [key.index for key, _ in pairs], bounds, list(records), list(victims)))
 
 

@@ -111,7 +111,10 @@ def test_a_drive_session_after_an_import_lists_only_expired_folders(drive, machi
     drive.asked()
     fs = machine("b", drive)
     assert fs.import_cache(target).blocks == 40
-    assert drive.asked() == [*["list"] * 2, *["media"] * 3]  # the folders above, and the names in the last one
+    assert drive.asked() == [
+        *["list"] * 2,
+        *["media"] * 3,
+    ]  # the folders above, and the names in the last one
     read_all(fs, drive, data)
     assert drive.asked() == []
     clock(3600)

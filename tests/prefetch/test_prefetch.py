@@ -675,10 +675,10 @@ def test_a_plan_stops_soon_when_nothing_can_be_stored(cloud, fs, monkeypatch, ca
 def test_a_block_that_was_not_stored_is_an_error_even_if_the_next_one_was(origin, monkeypatch):
     fs, put, n_puts = fake_fs(), BlockStore.put, itertools.count()
 
-    def full_once(cache, given, bounds, *more):
+    def full_once(cache, given, bounds, *more, **options):
         if next(n_puts) == 1:
             raise CacheError("the disk is full")
-        return put(cache, given, bounds, *more)
+        return put(cache, given, bounds, *more, **options)
 
     monkeypatch.setattr(BlockStore, "put", full_once)
     data = origin.put("b/big", noise(32 * MiB))

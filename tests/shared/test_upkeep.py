@@ -106,6 +106,27 @@ def test_mistakes_are_named(arguments, status, text):
     assert text in run("share", *arguments, status=status).output
 
 
+def test_what_came_from_a_shared_cache_or_an_import_is_evicted_alone(cloud, shared, tmp_path):
+    option, carried = ("-o", f"shared_cache={shared}"), str(tmp_path / "carried.zip")
+    for name in ("shared", "exported", "own"):
+        cloud.put(name, noise(1000))
+    run("cat", cloud.url("shared", "gs://"), *option)
+    leave()
+    run("cat", cloud.url("exported", "gs://"))
+    run("export", cloud.url("exported", "gs://"), carried)
+    place = ("--cache-dir", str(tmp_path / "other"))
+    run("cat", cloud.url("shared", "gs://"), cloud.url("own", "gs://"), *option, *place)
+    leave()
+    run("import", carried, *place)
+    assert json_of("stats", *place)["blocks"] == 3
+    assert "alone" in run("evict", "--from-shared", "--all", *place, status=2).stderr
+    assert json_of("evict", "--from-shared", *place)["freed"] > 2000
+    assert json_of("stats", *place)["blocks"] == 1
+    cloud.asked()
+    run("cat", cloud.url("own", "gs://"), *place)
+    assert cloud.asked() == []
+
+
 def test_stats_and_doctor_say_whether_it_is_used(cloud, shared, tmp_path):
     option = ("-o", f"shared_cache={shared}")
     cloud.put("x", noise(1000))
