@@ -16,7 +16,7 @@ import itertools
 import os
 import sqlite3
 import time
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from cachedfs.cache import disk, recovery
@@ -91,7 +91,7 @@ class BlockWriter(BlockReader):
         records: Sequence[MetadataRecord] = (),
         victims: Iterable[BlockKey] = (),
         *,
-        shared: Container[BlockKey] = (),
+        shared: Collection[BlockKey] = (),
     ) -> None:
         """Store blocks and evict others to stay within `bounds`; skip blocks that are cached already.
 
@@ -105,7 +105,7 @@ class BlockWriter(BlockReader):
         for key, data in blocks:
             pieces = [data] if isinstance(data, Buffer) else data
             name = f"{key.object.digest}-{key.index:x}"  # as `key.name`, without two calls
-            trailer = encode_trailer(key.object, key.index, *pieces, is_shared=key in shared)
+            trailer = encode_trailer(key.object, key.index, *pieces, is_shared=bool(shared) and key in shared)
             size = sum([memoryview(piece).nbytes for piece in pieces]) + len(trailer)
             new[name] = _NewBlock(key, [*pieces, trailer], size, name)
         waiting, tried, apart = list(new.values()), set[str](), records[:0]

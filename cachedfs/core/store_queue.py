@@ -10,7 +10,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby
 from operator import attrgetter
@@ -178,7 +178,7 @@ class StoreQueue:
         bounds: CacheBounds,
         records: Sequence[MetadataRecord],
         *,
-        shared: Container[BlockKey],
+        shared: Collection[BlockKey],
     ) -> None:
         """Store what the prefetch plans do not leave out, evicting what they can spare first."""
         victims: Iterator[BlockKey] = iter(())
