@@ -44,6 +44,8 @@ class Download:
     more. A stopped request ends at its demand. A demand of ALL is that of a read of all that was requested.
     """
 
+    is_shared = False  # its bytes, or some of them, come from a shared cache
+
     def __init__(self, *, demand: int, version: Version | None = None, bytes_: Range = _UNKNOWN) -> None:
         self.version = version  # None also if it cannot be cached
         self.info = None if version is None else version.info  # of an unknown object, set at the headers
@@ -53,7 +55,6 @@ class Download:
         self.is_speculative = is_speculative()  # no caller waited for it when it was created
         self.is_wanted = False  # a caller has waited for it since then
         self.task: asyncio.Task[None] | None = None  # the task that runs it, once started
-        self.is_shared = False  # its bytes, or some, came from a shared cache
         self.done = False
         self.stopped = False  # it ends at `demand`
         self.error: Exception | None = None
