@@ -243,8 +243,7 @@ class Downloads:
         is_shared = engine.shared is not None and download.version is not None
         read = partial(self._read_shared, download.version) if is_shared else self.objects.origin(path).read
         async with read(path, want, download.info) as reply:
-            began = time.monotonic()
-            download.is_shared = isinstance(reply, SharedReply)
+            began, download.is_shared = time.monotonic(), isinstance(reply, SharedReply)
             if answer is not None:
                 answer(reply)
             elif (reply.start, reply.stop) != want:
