@@ -282,7 +282,7 @@ class TellsTime(Protocol):
     """An origin whose answers tell the time of the service."""
 
     def server_time(self) -> float | None:
-        """Return the time now by the clock of the service, up to a second late; None before its first answer."""
+        """Return the time now by the clock of the service, up to a second ahead; None before its first answer."""
         ...
 
 

@@ -78,7 +78,7 @@ class DriveConnection:
         self._search = AsyncOnce(self._search_again)
 
     def server_time(self) -> float | None:
-        """Return the time now by the clock of Drive, up to a second late; None before its first answer."""
+        """Return the time now by the clock of Drive, up to a second ahead; None before its first answer."""
         clients = self._clients.value
         return None if clients is None else clients.metadata.server_time()
 

@@ -72,7 +72,7 @@ class DriveOrigin:
         return await asyncio.to_thread(self._filesystem_over, self)
 
     def server_time(self) -> float | None:
-        """Return the time now by the clock of Drive, up to a second late; None before its first answer."""
+        """Return the time now by the clock of Drive, up to a second ahead; None before its first answer."""
         return self.account.server_time()
 
     async def aclose(self) -> None:
