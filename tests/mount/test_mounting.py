@@ -179,3 +179,32 @@ def test_a_folder_that_cannot_be_mounted_says_why(folder, tmp_path):
         check_folder(str(folder))
     with pytest.raises(OSError, match="nothing is mounted there"):
         unmount(str(folder))
+
+
+READ_AND_FORK = """
+import os, sys, fsspec
+from cachedfs.shared.shared_store import SharedPlace
+SharedPlace.answers_s = 0.1
+fs = fsspec.filesystem("cachedfs", target_protocol="gs", shared_cache=sys.argv[2])
+print(len(fs.cat_file(sys.argv[1])), "did not answer" in fs.stats().shared_cache, flush=True)
+if (pid := os.fork()) == 0:
+    print(len(fs.cat_file(sys.argv[1], 0, 100)), flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+"""
+
+
+def test_a_shared_cache_in_a_folder_that_hangs_holds_up_no_read_and_no_exit(cloud, cachedfs, folder):
+    cloud.put("place/shared/x", b"")
+    cloud.put("k", noise(50_000))
+    pid = mount(cachedfs, cloud.url("place", "gs://"), folder)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", READ_AND_FORK, cloud.path("k"), folder / "shared"],
+            env=cloud._environment(), capture_output=True, text=True, check=True, timeout=60,
+        )  # fmt: skip
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert done.stdout == "50000 True\n100\n"
+    assert done.stderr.count("did not answer") == 1
