@@ -383,14 +383,15 @@ def test_a_full_disk_only_stops_the_filling(origin, node, shared, monkeypatch, c
     read_all(node("b"), data)
 
 
-def test_a_folder_that_can_only_be_read_is_read(origin, node, shared, monkeypatch, caplog):
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])  # as after `mount -o remount,ro`
+def test_a_folder_that_can_only_be_read_is_read(origin, node, shared, monkeypatch, caplog, number):
     data = filled(origin)
     read_all(node("a"), data)
     leave()
     files = files_in(shared)
 
     def refuse(*args):
-        raise PermissionError(errno.EACCES, "Permission denied")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(SharedFolder, "_temp", refuse)
     asked(origin)
