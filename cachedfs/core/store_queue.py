@@ -33,6 +33,9 @@ logger = logging.getLogger("cachedfs.core")
 # many small blocks would cost as much as storing them.
 GATHER_S = 0.005
 BATCH_BYTES = 8 << 20  # stored at once, about: amortizes a transaction, and lets drain() end in time
+# A block counts as at least so many bytes: it takes as long to store, and the kernel looks through the locks of all blocks
+# that wait for each lock that is taken.
+LEAST = 256 << 10
 DRAIN_S = 5.0  # longest wait for the last blocks to be stored at exit
 
 
@@ -81,7 +84,7 @@ class StoreQueue:
         with self._lock:
             for block in blocks:
                 block.download.n_received += 1
-                self.queued_bytes += block.size
+                self.queued_bytes += max(block.size, LEAST)
             self.n_blocks += len(blocks)
             self._queue.put(_Item(blocks, bounds, records, then))
             if self._thread is None and not sys.is_finalizing():  # a thread would never begin then
@@ -164,7 +167,7 @@ class StoreQueue:
             if are_stored := is_possible and self._attempt(put, pairs, bounds, records):
                 records = []
             with self._lock:
-                self.queued_bytes -= sum([block.size for block in blocks])
+                self.queued_bytes -= sum([max(block.size, LEAST) for block in blocks])
             self._attempt(self._stored, blocks, are_stored)
         if records:
             self._attempt(partial(self._cache.metadata.keep_records, waits=True), records)

@@ -10,6 +10,7 @@ import pytest
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range
 from cachedfs.core.download import ALL, Download, DownloadStopped
+from cachedfs.core.store_queue import LEAST
 from cachedfs.errors import CachedFSError, CacheError, ChecksumMismatch, ObjectChanged
 from cachedfs.origins.base import Reply
 from tests.fakes import gate
@@ -107,15 +108,34 @@ def test_a_cancelled_read_does_not_stop_the_request_for_others(fs, origin):
     assert len(reads(origin)) == 1
 
 
-def test_bodies_wait_while_the_disk_is_behind(fs, origin, monkeypatch):
-    monkeypatch.setattr("cachedfs.core.engine.Engine.max_queued", 2 * MiB)
-    let_go, put = threading.Event(), BlockStore.put
+@pytest.fixture
+def let_go(monkeypatch):
+    """An event: before it is set, the disk stores nothing."""
+    event, put = threading.Event(), BlockStore.put
 
     def slow_put(self, *args, **kwargs):
-        assert let_go.wait(120)
+        assert event.wait(120)
         return put(self, *args, **kwargs)
 
     monkeypatch.setattr(BlockStore, "put", slow_put)
+    return event
+
+
+def test_few_small_objects_wait_to_be_stored_as_each_holds_locks(cloud, let_go):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", concurrency=16)
+    data = {cloud.path(str(i)): cloud.put(str(i), noise(1000, i)) for i in range(600)}
+    threads, results = in_threads(1, lambda i: fs.cat(list(data)))
+    engine = fs._objects.engine
+    until(lambda: engine.store_queue.queued_bytes > engine.max_queued)
+    # The requests in flight go on to their ends. Each object has a lock of its block, and one of its lookup.
+    assert len(engine.cache.locks.held()) <= 2 * (engine.max_queued // LEAST + 2 * 16)
+    let_go.set()
+    threads[0].join()
+    assert results == [data]
+
+
+def test_bodies_wait_while_the_disk_is_behind(fs, origin, monkeypatch, let_go):
+    monkeypatch.setattr("cachedfs.core.engine.Engine.max_queued", 2 * MiB)
     data = origin.put("b/k", noise(12 * MiB))
     fs.info("b/k")
     threads, results = in_threads(1, lambda i: fs.cat_file("b/k"))
