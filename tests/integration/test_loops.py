@@ -33,7 +33,7 @@ def left(fs):
 COMMON = f"""
 import asyncio, contextlib, functools, gc, json, os, signal, sys, threading, time
 import fsspec
-from cachedfs.core import engines, event_loop, store_queue
+from cachedfs.core import engine, engines, store_queue
 from cachedfs.origins import retry
 from cachedfs.origins.gcs import origin
 import tests.long_timeouts
@@ -256,7 +256,7 @@ def test_a_process_exits_with_requests_in_flight(cloud, how):
     if how == "with requests":
         cloud.server.fail(Fault(kind="media", key="long", nth=2, stall_s=3600, stall_after=0, times=None))
     begin = """
-        event_loop.END_S = 0.2  # the wait for requests that do not end
+        engine.END_S = 0.2  # the wait for requests that do not end
 
         def quiet(key):
             try:

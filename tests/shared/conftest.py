@@ -7,6 +7,8 @@ import pytest
 
 from cachedfs.common.clock import clock as metadata_clock
 from cachedfs.core import engines
+from cachedfs.shared.shared_drive import SharedDrive
+from cachedfs.shared.shared_store import SharedPlace
 from tests.support import forget
 
 
@@ -21,6 +23,13 @@ def leave():
 @pytest.fixture
 def shared(tmp_path):
     return tmp_path / "shared"
+
+
+@pytest.fixture(autouse=True)
+def patient_nodes(monkeypatch):
+    """Wait long for the shared cache: a busy machine would otherwise ask the origin."""
+    for place in (SharedPlace, SharedDrive):
+        monkeypatch.setattr(place, "answers_s", 60.0)
 
 
 @pytest.fixture
