@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from cachedfs.common.types import CacheBounds
+from cachedfs.common.urls import ORIGINS
 
-__all__ = ["Config", "SharedOptions", "parse_size"]
+__all__ = ["Config", "SharedOptions", "parse_size", "shared_folder"]
 
 KiB = 1024
 MiB = 1024 * KiB
@@ -225,16 +226,17 @@ def _directories(value: Any) -> tuple[str, ...] | None:
     return tuple(os.path.abspath(os.path.expanduser(path)) for path in paths)
 
 
-def _shared_folder(value: Any) -> str | None:
+def shared_folder(value: Any) -> str | None:
+    """Return the folder or URL of a shared cache as it is used; None for none. Raises ValueError for anything else."""
     if value in (None, "", "none"):
         return None
     path = os.fspath(value)
     if not isinstance(path, str):
         raise ValueError("expected a folder or a URL")
-    path = path.removeprefix("file://").removeprefix("cachedfs::")
-    if path.startswith("cdrive://"):
-        path = path[1:]
-    return path.rstrip("/") if "://" in path else os.path.abspath(os.path.expanduser(path))
+    protocol, is_url, place = path.removeprefix("cachedfs::").removeprefix("file://").partition("://")
+    if is_url:
+        return f"{ORIGINS.get(protocol, protocol)}://{place.rstrip('/')}"
+    return os.path.abspath(os.path.expanduser(protocol))
 
 
 def _trust(value: Any) -> str:
@@ -255,7 +257,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "stale_if_error": _flag,
     "offline": _flag,
     "verify_always": _flag,
-    "shared_cache": _shared_folder,
+    "shared_cache": shared_folder,
     "shared_cache_size": lambda value: None if value in (None, "none") else _bytes(value),
     "shared_cache_trust": _trust,
 }

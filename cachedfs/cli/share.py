@@ -41,16 +41,15 @@ def share(
         raise typer.BadParameter(f"expected one of {', '.join(ACTIONS)}", param_hint="ACTION")
     if (action == "clean") != (size is not None):
         raise typer.BadParameter("clean needs it, and nothing else", param_hint="--size")
-    from cachedfs.config import SharedOptions
+    from cachedfs.config import SharedOptions, shared_folder
     from cachedfs.shared.shared_cache import place_at
     from cachedfs.shared.upkeep import make_for_group
 
-    is_url = "://" in folder
-    path = folder if is_url else os.path.abspath(os.path.expanduser(folder))
+    path = shared_folder(folder) or os.path.abspath(folder)
     if action == "init":
-        if is_url:
+        if "://" in path:
             raise typer.BadParameter(
-                "a bucket needs no preparation: name it as shared_cache", param_hint="FOLDER"
+                "a URL needs no preparation: name it as shared_cache", param_hint="FOLDER"
             )
         make_for_group(path, group)
         common.show({"folder": path}, f"set shared_cache={path}, or FSSPEC_CACHEDFS_SHARED_CACHE, to use it")

@@ -42,8 +42,9 @@ class _OpenObject(StoredFile):
 class OriginStore:
     """The shared cache in the folder `root` of an origin, which `origin` returns, in any thread.
 
-    A file that was not listed does not exist. Where names are looked up by folder, as in Google Drive, which also creates
-    few items a second, there are no subfolders: each "/" in a name is a ".". With `answers_s`, reading raises TimeoutError if no byte comes for so long.
+    A file that was not listed does not exist. With `answers_s`, reading raises TimeoutError if no byte comes for so long.
+    Where names are looked up by folder, as in Google Drive, which also creates few items a second, there are no subfolders:
+    each "/" in a name is a ".".
     """
 
     def __init__(

@@ -8,18 +8,17 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from cachedfs.common.event_loop import EventLoopThread
 from cachedfs.common.types import ObjectInfo
-from cachedfs.common.urls import ORIGINS, strip
+from cachedfs.common.urls import strip
 from cachedfs.origins.base import Origin, TellsTime
 from cachedfs.origins.registry import open_origin
 from cachedfs.shared.origin_store import OriginStore, time_of
 from cachedfs.shared.piece import LARGE
 from cachedfs.shared.shared_store import KeptFile, SharedPlace
 
-T = TypeVar("T")
 CLOSES_S = 0.5  # longest wait for connections to end
 OPENS_S = 20.0  # longest time until the origin can be used
 THREADS = 8  # for checksums, and for filesystems without async methods
@@ -38,8 +37,7 @@ class SharedBucket(OriginStore, SharedPlace):
     options: Mapping[str, Any] = {}
 
     def __init__(self, url: str, *, is_read_only: bool) -> None:
-        protocol = url.partition("://")[0]
-        self._protocol = ORIGINS.get(protocol, protocol)
+        self._protocol = url.partition("://")[0]
         SharedPlace.__init__(self, url, is_read_only=is_read_only)
         root = strip("cachedfs", self._protocol, url)
         self._io = EventLoopThread("cachedfs-share", n_workers=THREADS)
@@ -83,7 +81,10 @@ class SharedBucket(OriginStore, SharedPlace):
     # Time, by the clock of the store.
 
     def now(self) -> float | None:
-        """Return the time of the store, not too early; None if nobody can tell: it is asked by writing a file, if need be."""
+        """Return the time of the store, not too early; None if it is unknown.
+
+        It is in the answers of some origins. At others, it is that of a file that is written now.
+        """
         origin = self._opened()
         if isinstance(origin, TellsTime) and (told := origin.server_time()) is not None:
             return told

@@ -26,7 +26,8 @@ _SHARE = (
 class WholeFiles:
     """Reads each file as a whole once, and puts the objects in it into the local cache. On the event loop thread.
 
-    With each file that is used, the one that was written next comes too: objects are often read in the same order. What was evicted since, or did not fit, is read from the file object by object.
+    With each file that is used, the one that was written next comes too: objects are often read in the same order. What was
+    evicted since, or did not fit, is read from the file object by object.
     """
 
     def __init__(self, store: ReadableStore, cache: BlockStore, pool: Executor) -> None:
@@ -57,6 +58,8 @@ class WholeFiles:
             loop = asyncio.get_running_loop()
             found = loop.run_in_executor(self._pool, self._read, name, version, bounds)
             found.add_done_callback(lambda _: loop.call_later(_KEPT_S, self._recent.pop, name, None))
+            # Nobody may wait for it: keep asyncio from reporting its error.
+            found.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             self._recent[name] = found
             if len(self._recent) > _MOST:
                 del self._recent[next(iter(self._recent))]

@@ -24,7 +24,6 @@ REPEATS = 3
 READ = """
 import json, sys, time
 import fsspec
-from cachedfs.core import engines
 from cachedfs.core.reader import Reader
 import cachedfs.shared.shared_drive, cachedfs.shared.shared_folder
 for name in ("gs", "drive"):

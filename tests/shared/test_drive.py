@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
@@ -52,6 +53,41 @@ def test_what_one_session_has_read_the_next_one_reads_from_few_large_files(origi
     drive.asked()
     read_all(fs, data)
     assert drive.asked() == []
+
+
+def test_a_folder_of_a_shared_drive_is_a_place_for_it_too(origin, node, drive):
+    drive.server.share_drive(drive.name)
+    place = f"cdrive://shared:{drive.name}/cache"
+    data = filled(origin, n=3)
+    read_all(node("a", shared_cache=place), data)
+    leave()
+    asked(origin)
+    read_all(node("b", shared_cache=place), data)
+    assert asked(origin) == []
+
+
+def test_a_next_file_that_cannot_be_read_is_an_error_only_for_who_wants_it():
+    reported, opened = [], []
+
+    class Store:
+        def open(self, name):
+            opened.append(name)
+            raise FileNotFoundError(name)
+
+    async def use(pool):
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+        whole = WholeFiles(Store(), None, pool)
+        whole.written_at.update(first=1.0, third=3.0, second=2.0)
+        with pytest.raises(FileNotFoundError):
+            await whole.get("first", None, None)
+        await asyncio.wait([*whole._recent.values()])
+        whole._recent.clear()
+        gc.collect()
+
+    with ThreadPoolExecutor(1) as pool:
+        asyncio.run(use(pool))
+    assert opened == ["first", "second"]
+    assert reported == []
 
 
 def test_each_file_with_many_objects_is_read_as_a_whole_once(origin, node, drive, place, monkeypatch):
