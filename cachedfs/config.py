@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from cachedfs.common.types import CacheBounds
-from cachedfs.common.urls import ORIGINS
 
 __all__ = ["Config", "SharedOptions", "parse_size", "shared_folder"]
 
@@ -235,6 +234,8 @@ def shared_folder(value: Any) -> str | None:
         raise ValueError("expected a folder or a URL")
     protocol, is_url, place = path.removeprefix("cachedfs::").removeprefix("file://").partition("://")
     if is_url:
+        from cachedfs.common.urls import ORIGINS  # here: it imports fsspec, which `--help` does not need
+
         return f"{ORIGINS.get(protocol, protocol)}://{place.rstrip('/')}"
     return os.path.abspath(os.path.expanduser(protocol))
 
