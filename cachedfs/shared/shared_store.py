@@ -21,6 +21,8 @@ logger = logging.getLogger("cachedfs.shared")
 
 BASE = "cachedfs-shared-1"  # the folder of the files; its name has the format: other formats never see these files
 LEFT_ALONE_S = 30.0  # for this time, a store is left alone that did not answer within its `answers_s`
+# Until when, and why, by place. A forked process takes it over.
+_LEFT_ALONE: dict[str, tuple[float, str]] = {}
 _PROBE = 16 << 10  # bytes read from the end of a file: the whole index, unless it is one of many pieces
 
 
@@ -115,9 +117,8 @@ class SharedPlace:
 
     def __init__(self, folder: str, *, is_read_only: bool) -> None:
         self.folder, self.is_read_only, self.path = folder, is_read_only, f"{folder}/{BASE}"
-        self.trouble = ""
+        self.trouble = _LEFT_ALONE[folder][1] if self.is_off else ""
         self._warned: set[str] = set()
-        self._off_until = 0.0
 
     def has_leases(self, size: int) -> bool:
         """Return whether nodes wait for each other where an object has this size."""
@@ -126,11 +127,12 @@ class SharedPlace:
     @property
     def is_off(self) -> bool:
         """True while the folder is left alone."""
-        return time.monotonic() < self._off_until
+        return self.folder in _LEFT_ALONE and time.monotonic() < _LEFT_ALONE[self.folder][0]
 
     def leave_alone(self, problem: str) -> None:
-        self._off_until = time.monotonic() + LEFT_ALONE_S
-        self.warn("away", f"the shared cache {self.folder} is not used: {problem}")
+        trouble = f"the shared cache {self.folder} is not used: {problem}"
+        _LEFT_ALONE[self.folder] = time.monotonic() + LEFT_ALONE_S, trouble
+        self.warn("away", trouble)
 
     def did_not_answer(self) -> None:
         self.leave_alone(f"it did not answer within {self.answers_s:.0f} s")

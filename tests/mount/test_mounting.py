@@ -188,7 +188,7 @@ SharedPlace.answers_s = 0.1
 fs = fsspec.filesystem("cachedfs", target_protocol="gs", shared_cache=sys.argv[2])
 print(len(fs.cat_file(sys.argv[1])), "did not answer" in fs.stats().shared_cache, flush=True)
 if (pid := os.fork()) == 0:
-    print(len(fs.cat_file(sys.argv[1], 0, 100)), flush=True)
+    print(len(fs.cat_file(sys.argv[1] + "2")), "did not answer" in fs.stats().shared_cache, flush=True)
     os._exit(0)
 os.waitpid(pid, 0)
 """
@@ -197,6 +197,7 @@ os.waitpid(pid, 0)
 def test_a_shared_cache_in_a_folder_that_hangs_holds_up_no_read_and_no_exit(cloud, cachedfs, folder):
     cloud.put("place/shared/x", b"")
     cloud.put("k", noise(50_000))
+    cloud.put("k2", b"100")
     pid = mount(cachedfs, cloud.url("place", "gs://"), folder)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -206,5 +207,5 @@ def test_a_shared_cache_in_a_folder_that_hangs_holds_up_no_read_and_no_exit(clou
         )  # fmt: skip
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert done.stdout == "50000 True\n100\n"
+    assert done.stdout == "50000 True\n3 True\n"
     assert done.stderr.count("did not answer") == 1
