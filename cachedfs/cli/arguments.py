@@ -28,7 +28,7 @@ COMMON = ("as_json", "debug", "cache_dir", "options")
 F = TypeVar("F", bound=Callable[..., None])
 # A Drive path that is not quoted, as a shell splits it: one word a line.
 SPLIT = re.compile(
-    r".*(drive://|/content/g?drive/)(My\nDrive|Shared\nwith\nme|Shared\ndrives).*", re.IGNORECASE
+    r".*(drive://|/content/g?drive/|(?<![^\n]))(My\nDrive|Shared\nwith\nme|Shared\ndrives).*", re.IGNORECASE
 )
 
 app = typer.Typer(
@@ -205,7 +205,8 @@ class Command(TyperCommand):
     def parse_args(self, ctx: CommonOptions, args: list[str]) -> list[str]:  # type: ignore[override]
         """Parse the arguments; say which URL to quote, in place of taking its parts for several arguments."""
         if found := SPLIT.search("\n".join(args)):
-            whole = shlex.quote(found[0].replace("\n", " "))
+            protocol = "" if found[1] else "drive://"
+            whole = shlex.quote(protocol + found[0].replace("\n", " "))
             raise typer.BadParameter(f"the shell split it at its blanks; quote it: {whole}", param_hint="URL")
         ctx.typed = tuple(args)
         return super().parse_args(ctx, args)

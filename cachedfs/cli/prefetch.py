@@ -64,6 +64,10 @@ def prefetch(common: CommonOptions, urls: Urls) -> None:
                 done.errors += 1
                 errors.append((first.text, full(locations, handle.progress)))
                 break
+        if not is_shared(first, is_quiet=common.as_json):
+            done.errors += 1
+            rest = "not all is in the shared cache, which takes nothing now; `cachedfs export` adds the rest"
+            errors.append((first.text, CacheError(f"{first.text}: {rest}")))
     common.show_with_errors(dataclasses.asdict(done), str(done), errors)
 
 
@@ -102,6 +106,16 @@ def full(locations: Sequence[Location], at: Progress) -> CacheError:
         f"{locations[0].text}{more}: {at.items:,}{of} objects are here, and more would drive out what nobody has read yet: "
         "read them, raise cache_size, or prefetch less"
     )
+
+
+def is_shared(location: Location, *, is_quiet: bool) -> bool:
+    """Wait until what was fetched is in the shared cache, if there is one; return False if it takes nothing."""
+    engine = location.fs._objects.engine
+    if engine.shared is None:
+        return True
+    with progress("writing to the shared cache", is_quiet=is_quiet):
+        engine.drain()
+        return engine.shared.finish()
 
 
 def wait(handle: Prefetch, *, is_quiet: bool) -> bool:

@@ -112,5 +112,7 @@ UrlsBeforeTarget = Annotated[list[str] | None, url_argument("URL", "What to read
 def before_target(urls: list[str] | None) -> list[str]:
     """Return the URLs before a TARGET. Raises BadParameter if there are none: a single argument is taken for TARGET."""
     if not urls:
-        raise typer.BadParameter("it is missing, after the URL", param_hint="TARGET")
+        raise typer.BadParameter(
+            "it is missing, after the URL: where to copy it, such as . for this folder", param_hint="TARGET"
+        )
     return urls

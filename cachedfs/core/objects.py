@@ -383,7 +383,12 @@ class Objects:
         if known is not None and known.info is not None and known.info.kind == "directory":
             return self.is_a_folder(path)
         parent = "its bucket" if self.protocol in GCS_PROTOCOLS else "the folder it is in"
-        reason = f"no such object or folder; check the name, and that of {parent}, with ls"
+        what = (
+            "file or folder, or this account may not see it"
+            if self.protocol == "drive"
+            else "object or folder"
+        )
+        reason = f"no such {what}; check the name, and that of {parent}, with ls"
         if self.protocol == "file":
             clouds = "Google Cloud Storage write gs://BUCKET/KEY, for Google Drive drive://My Drive/NAME"
             reason = f"no such file or folder on the local disk. For {clouds}"

@@ -93,7 +93,7 @@ class SharedCache:
         self._writer = SharedWriter(
             self._folder, cache, self._known, self._wrote, self._leases, most=options.size
         )
-        self.note, self.flush = self._writer.note, self._writer.flush
+        self.note, self.flush, self.finish = self._writer.note, self._writer.flush, self._writer.finish
 
     def __repr__(self) -> str:
         return self._folder.folder + (f" ({self._folder.trouble})" if self._folder.trouble else "")

@@ -33,6 +33,7 @@ logger = logging.getLogger("cachedfs.shared")
 FULL_S = 60.0  # from a full disk until it is tried again
 LOOK_S = 0.25  # between two looks at what waits
 CLEAN_S = 3600.0  # between two times that the folder is cleaned, if it has a size
+STALLED_S = 60.0  # without a file written, until a caller waits no longer
 LARGEST = 10  # an object of more than this part of the size is not put there
 TELL_S = 2.0  # between two files that have only metadata
 MOST_ROWS = 2000  # of metadata in a file that is written again with what comes next
@@ -74,6 +75,7 @@ class SharedWriter:
         self._flushes: list[threading.Event] = []
         self._wake, self._hurry = threading.Event(), threading.Event()
         self._is_closed = False
+        self._n_put = 0  # files that were written, or could not be
         self._full_until = 0.0
         self._small: dict[str, _SmallFile] = {}  # by origin
         self._listed_at: dict[tuple[str, str], float] = {}  # when this process put a listing there
@@ -112,10 +114,20 @@ class SharedWriter:
         self._wake.set()
         return written.wait(timeout_s)
 
+    def finish(self) -> bool:
+        """Write all that waits; return False if the folder is left alone or full, or writes no file for STALLED_S."""
+        n_before = -1
+        while not (is_done := self.flush(STALLED_S)) and self._n_put > n_before:
+            n_before = self._n_put
+        return is_done and not self._folder.is_off and time.monotonic() >= self._full_until
+
     def close(self) -> None:
         """Write what waits, for as long as an answer of the folder may take, and end the thread."""
-        if not self._folder.is_off:
-            self.flush(self._folder.answers_s)
+        if not self._folder.is_off and not self.flush(self._folder.answers_s):
+            logger.warning(
+                "the process ends before all that it fetched is in the shared cache %s: `cachedfs export` adds the rest",
+                self._folder.folder,
+            )
         self._is_closed = True
         self._hurry.set()
         self._wake.set()
@@ -173,7 +185,7 @@ class SharedWriter:
                 )
             elif number in _READ_ONLY:
                 self._folder.is_read_only, self._folder.trouble = True, f"it can only be read: {error}"
-            elif isinstance(error, CachedFSError):
+            elif isinstance(error, CachedFSError) and not self._is_closed:
                 self._folder.warn(
                     "unwritten", f"nothing is put into the shared cache {self._folder.folder}: {error}"
                 )
@@ -181,6 +193,7 @@ class SharedWriter:
         except Exception:  # the thread must go on
             logger.exception("blocks could not be shared")
         finally:
+            self._n_put += 1
             for group in groups:
                 self._leases.release(lease_of(group.key, min(group.indexes) * group.version.block_size))
 

@@ -9,7 +9,7 @@ from cachedfs.shared import leases, origin_store, shared_bucket
 from cachedfs.shared.leases import Leases, lease_of
 from cachedfs.shared.shared_bucket import SharedBucket
 from cachedfs.sim import Fault
-from tests.cli.helpers import json_of
+from tests.cli.helpers import json_of, run
 from tests.shared.conftest import leave
 from tests.shared.test_shared_cache import asked, filled, quiet, read_all
 from tests.support import MiB, noise
@@ -88,6 +88,24 @@ def test_ages_are_counted_by_the_clock_of_the_store(origin, node, bucket, clock,
     fs = node("c", shared_cache=bucket, max_age=300)
     fs.cat_file("b/k")
     assert asked(origin) == [("lookup", "b/k")]
+
+
+def test_prefetch_in_a_shell_waits_until_all_is_in_the_bucket(own_cache, cloud, bucket):
+    for i in range(3):
+        cloud.put(f"data/{i}", noise(9 * MiB, i))
+    run("prefetch", "-o", f"shared_cache={bucket}", cloud.url("data", "gs://"))
+    cloud.asked()
+    leave()
+    assert "upload" not in cloud.asked()
+
+
+def test_prefetch_in_a_shell_fails_if_the_bucket_takes_nothing(own_cache, cloud, bucket, monkeypatch):
+    cloud.put("data/0", noise(9 * MiB))
+    cloud.server.fail(Fault(kind="upload", stall_s=60.0, times=None))
+    monkeypatch.setattr(SharedBucket, "answers_s", 0.05)
+    said = run("prefetch", "-o", f"shared_cache={bucket}", cloud.url("data", "gs://"), status=1).stderr
+    assert "not all is in the shared cache, which takes nothing now; `cachedfs export` adds the rest" in said
+    cloud.server.heal()
 
 
 def test_a_store_that_does_not_answer_is_left_alone(origin, node, cloud, bucket, caplog, monkeypatch):

@@ -14,7 +14,7 @@ from cachedfs.shared import shared_cache, shared_folder, shared_writer
 from cachedfs.shared.piece import GATHERED, encoded_index
 from cachedfs.shared.shared_folder import SharedFolder
 from tests.shared.conftest import leave
-from tests.support import KiB, MiB, noise, until
+from tests.support import KiB, MiB, forget, noise, until
 
 BIG = noise(20 * MiB + 5, 1)
 
@@ -287,6 +287,23 @@ def test_it_is_used_again_after_half_a_minute(origin, node, monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: now)
     assert fs.cat_file("b/d/1/1") == data["b/d/1/1"]
     assert asked(origin) == []
+
+
+def test_a_process_that_ends_before_all_is_there_says_so(origin, node, monkeypatch, caplog):
+    data, write, answers = filled(origin, n=1), SharedFolder.write, threading.Event()
+
+    def wait_and_write(*args, **options):
+        answers.wait(120)
+        write(*args, **options)
+
+    monkeypatch.setattr(SharedFolder, "write", wait_and_write)
+    fs = node("a")
+    read_all(fs, data)
+    assert fs._objects.engine.drain(120)
+    monkeypatch.setattr(shared_folder.SharedFolder, "answers_s", 0.05)
+    forget()
+    answers.set()
+    assert ["ends before all" in message for message in quiet(caplog)] == [True]
 
 
 def replaced_by_a_link(path):
