@@ -29,17 +29,6 @@ from cachedfs.datasets.thread_choice import ThreadChoice  # noqa: E402
 from tests.support import MiB, item_threads, noise, tally, until  # noqa: E402
 
 
-def queue_over(make, n):
-    return BatchQueue(
-        make,
-        iter(range(n)),
-        threads=ThreadChoice(1, is_fixed=True),
-        most=4,
-        most_bytes=MiB,
-        enter=lambda: None,
-    )
-
-
 class Numbers(Dataset):
     """Each sample is its own number; `before` is called with it in the thread that makes it."""
 
@@ -190,6 +179,7 @@ def test_iterable_datasets_are_refused(dataset):
         ({"shuffle": 1.0}, "shuffle=1.0"),
         ({"prefetch_bytes": "10%"}, "prefetch_bytes='10%'"),
         ({"prefetch_bytes": "much"}, "prefetch_bytes='much': expected bytes"),
+        ({"n_nodes": 2}, "n_nodes=2: only shuffle='node' takes it, and shuffle=False"),
         ({"rank": 1}, "give both"),
         ({"rank": 2, "world_size": 2}, "expected 0 to 1, because world_size=2"),
     ],
@@ -980,7 +970,8 @@ def test_a_queue_whose_batch_failed_is_freed_with_its_consumer():
         raise ZeroDivisionError(job)
 
     def failed():
-        queue = queue_over(fail, 1)
+        one = ThreadChoice(1, is_fixed=True)
+        queue = BatchQueue(fail, iter([1]), threads=one, most=4, most_bytes=MiB, enter=lambda: None)
         with pytest.raises(ZeroDivisionError):
             queue.take()
         return weakref.ref(queue)
