@@ -7,7 +7,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -199,7 +199,6 @@ def in_threads(call: Callable[..., object], given: Sequence[Sequence[Any]]) -> N
     try:
         some(0)
     finally:
-        errors = [future.exception() for future in futures]
-    for error in errors:
-        if error is not None:
-            raise error
+        wait(futures)
+    for future in futures:
+        future.result()

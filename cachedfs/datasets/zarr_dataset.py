@@ -17,7 +17,7 @@ from cachedfs.datasets.nodes import Keys, run_keys
 from cachedfs.datasets.ragged_arrays import RaggedArray
 from cachedfs.datasets.samples import Item, Samples, once_each
 from cachedfs.datasets.zarr_layout import RAGGED, arrays_at, beside, layout_of, with_samples
-from cachedfs.datasets.zarr_reader import ChunkReader, items_of, own_rows
+from cachedfs.datasets.zarr_reader import ChunkReader, Reads, items_of
 
 logger = logging.getLogger("cachedfs.datasets")
 
@@ -138,8 +138,9 @@ class ZarrDataset(Samples):
         A shard's index comes about 256 samples before the first chunk that it locates. This iterator itself reads it
         then, and the offsets of ragged arrays.
         """
+        direct: Reads = (lambda samples: [(sample,) for sample in samples], self._direct)
         ragged = [(one.touched, one.elements) for one in self._ragged.values()]
-        return items_of([(own_rows, self._direct), *ragged], map(self.number, indexes))
+        return items_of([direct, *ragged], map(self.number, indexes))
 
     def objects(self) -> tuple[Keys, None]:
         """Return a hash of each sample's shard, or of its chunk without shards, of the array with the largest samples."""

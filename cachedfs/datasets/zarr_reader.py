@@ -320,11 +320,6 @@ def _locate(part: ChunkSlice, shards: dict[str, _Shard]) -> bool:
     return not start == n == NOTHING
 
 
-def own_rows(samples: Sequence[int]) -> list[tuple[int]]:
-    """Return the rows that each of these samples needs of an array with one row per sample."""
-    return [(sample,) for sample in samples]
-
-
 # The rows that samples need, one per chunk, as a function; and the reader of these rows.
 Reads = tuple[Callable[[Sequence[int]], Sequence[Iterable[int]]], ChunkReader]
 
