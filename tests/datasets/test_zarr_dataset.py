@@ -23,7 +23,7 @@ from cachedfs.datasets import codecs, zarr_layout, zarr_reader  # noqa: E402
 from cachedfs.datasets.loader import Loader  # noqa: E402
 from cachedfs.datasets.zarr_dataset import ZarrDataset  # noqa: E402
 from cachedfs.errors import ObjectChanged  # noqa: E402
-from tests.support import KiB, MiB, noise  # noqa: E402
+from tests.support import KiB, MiB, noise, until  # noqa: E402
 
 BYTES = zarr.codecs.BytesCodec
 
@@ -820,6 +820,9 @@ def test_a_thread_reads_a_chunk_itself_if_the_other_thread_fails(tmp_path, monke
         first = threads.submit(dataset.batch, [1, 2])
         begun.wait(120)
         second = threads.submit(dataset.batch, [3, 4])
+        until(
+            lambda: [chunk.left for chunk in dataset._direct._state.pool._chunks.values()] == [4]
+        )  # it waits
         go_on.set()
         with pytest.raises(RuntimeError, match="once"):
             first.result()
