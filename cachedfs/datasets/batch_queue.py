@@ -69,7 +69,14 @@ class BatchQueue:
         self._finalizer = weakref.finalize(self, _stop, self._pools.values(), self._futures, self._pid)
 
     def take(self) -> PreparedBatch | None:
-        """Wait for the next batch and return it; None after the last one. Raises the error that `make` raised."""
+        """Wait for the next batch and return it; None after the last one.
+
+        Raises the error that `make` raised, and RuntimeError in a forked child: the threads run in the parent only.
+        """
+        if self._pid != os.getpid():
+            raise RuntimeError(
+                "this loop belongs to the parent process; after a fork, start a new loop in the child"
+            )
         self._fill()
         if not self._futures:
             return None
@@ -87,13 +94,6 @@ class BatchQueue:
         self._threads.add(self._made_by.popleft(), batch.made)
         self._fill()  # starts another batch, which is made while this one is used
         return batch
-
-    def must_be_ours(self) -> None:
-        """Raise RuntimeError in a forked child: the threads run in the parent only."""
-        if self._pid != os.getpid():
-            raise RuntimeError(
-                "this loop belongs to the parent process; after a fork, start a new loop in the child"
-            )
 
     def close(self) -> None:
         """Start no more batches, and wait up to 5 s for those being made. A thread ends after its batch."""

@@ -7,7 +7,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,22 +54,12 @@ class ChunkSlice:
             self.out[there] = chunk[(self.within, *self.beside.here)]
 
 
-def parts_of(layout: ArrayLayout, samples: Array, out: Array) -> Iterator[ChunkSlice]:
-    """Yield the parts of chunks that these samples need, in the order of their first use."""
-    return _parts(layout, out, _rows_of(layout.chunk[0], samples))
+# Index of a chunk along the first axis, number of rows, `rows`, `within`.
+ChunkRows = tuple[int, int, Rows, Rows]
 
 
-def parts_between(layout: ArrayLayout, start: int, stop: int, out: Array, at: int) -> Iterator[ChunkSlice]:
-    """Yield the parts of chunks that hold the rows `[start, stop)`, which go to `out` from row `at` on."""
-    return _parts(layout, out, _rows_between(layout.chunk[0], start, stop, at))
-
-
-Needed = tuple[
-    int, int, Rows, Rows
-]  # index of a chunk along the first axis, number of rows, `rows`, `within`
-
-
-def _rows_of(n: int, samples: Array) -> Iterator[Needed]:
+def rows_of(n: int, samples: Array) -> Iterator[ChunkRows]:
+    """Yield which rows of chunks of `n` rows these samples are, in the order of the first use of a chunk."""
     rows: dict[int, list[int]] = {}
     for row, number in enumerate((samples // n).tolist()):
         rows.setdefault(number, []).append(row)
@@ -82,7 +72,8 @@ def _rows_of(n: int, samples: Array) -> Iterator[Needed]:
             yield number, len(own), _as_slice(own), _as_slice([inside[row] for row in own])
 
 
-def _rows_between(n: int, start: int, stop: int, at: int) -> Iterator[Needed]:
+def rows_between(n: int, start: int, stop: int, at: int) -> Iterator[ChunkRows]:
+    """Yield which rows of chunks of `n` rows `[start, stop)` are; they go to row `at` and those after it."""
     while start < stop:
         number, inside = divmod(start, n)
         rows = min(n - inside, stop - start)
@@ -90,7 +81,8 @@ def _rows_between(n: int, start: int, stop: int, at: int) -> Iterator[Needed]:
         start, at = start + rows, at + rows
 
 
-def _parts(layout: ArrayLayout, out: Array, needed: Iterable[Needed]) -> Iterator[ChunkSlice]:
+def parts_of(layout: ArrayLayout, out: Array, needed: Iterable[ChunkRows]) -> Iterator[ChunkSlice]:
+    """Yield the parts of chunks with the needed rows, which go to `out`."""
     n, size = layout.chunk[0], layout.decoder.size
     is_flat = layout.is_whole and out.size and out.flags.c_contiguous
     flat = out.reshape(-1).view("u1").data if is_flat else None
@@ -207,7 +199,6 @@ def in_threads(call: Callable[..., object], given: Sequence[Sequence[Any]]) -> N
     try:
         some(0)
     finally:
-        errors = [future.exception() for future in futures]
-    for error in errors:
-        if error is not None:
-            raise error
+        wait(futures)
+    for future in futures:
+        future.result()

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import copy
 import errno
+import io
 import math
 import os
 import threading
@@ -316,7 +317,7 @@ class _Column:
         return list(zip(starts[low:high].tolist(), stops[low:high].tolist(), strict=True))
 
 
-class _Bytes:
+class _Bytes(io.RawIOBase):
     """The file object that h5py reads: it has pieces that were fetched before, and else reads the open file."""
 
     def __init__(self, file: Any) -> None:
@@ -354,9 +355,3 @@ class _Bytes:
                 errno.EIO, f"{self._file}: {n} bytes at {start:,}, not {size}: the file is truncated"
             )
         return size
-
-    def read(self, n: int = -1) -> bytes:
-        self._file.seek(self._position)
-        data: bytes = self._file.read(n)
-        self._position += len(data)
-        return data

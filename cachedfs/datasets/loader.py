@@ -253,7 +253,6 @@ class Loader(Generic[T]):
     def _next_batch(self, queue: BatchQueue) -> PreparedBatch | None:
         if self._plan is not None:
             self._plan = self._plan.restarted_if_needed(self._position)
-        queue.must_be_ours()
         return queue.take()
 
     def _end_run(self, queue: BatchQueue, *, is_complete: bool) -> None:

@@ -67,14 +67,13 @@ class DatasetPrefetch:
             self._grants.put(True)
         weakref.finalize(self, self._grants.put, False).atexit = False
         self._plan: Any = None
-        prefetch = source.prefetch
-        if prefetch is None or not ranks:
+        if source.fs is None or not ranks:
             return
         items = _items(
             source, epochs, division, ranks, place, self._grants, self._left_out, declares=declares
         )
         try:
-            self._plan = prefetch(items)
+            self._plan = source.fs.prefetch(items)
         except Exception:  # any error: reads fetch what the plan did not
             logger.debug("cannot prefetch %r", source, exc_info=True)
 

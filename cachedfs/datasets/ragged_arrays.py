@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from fsspec import AbstractFileSystem
 
-from cachedfs.datasets.chunks import parts_between
+from cachedfs.datasets.chunks import parts_of, rows_between
 from cachedfs.datasets.samples import naming
 from cachedfs.datasets.zarr_layout import RAGGED, beside, layout_of
 from cachedfs.datasets.zarr_reader import ChunkReader
@@ -52,11 +53,9 @@ class RaggedArray:
         sizes = stops - starts
         ends = np.cumsum(sizes)
         out = np.empty(int(ends[-1]) if len(ends) else 0, self.layout.decoder.dtype)
-        self.elements.put(
-            part
-            for start, stop, at in _runs(starts, stops, ends - sizes)
-            for part in parts_between(self.layout, start, stop, out, at)
-        )
+        runs, n = _runs(starts, stops, ends - sizes), self.layout.chunk[0]
+        needed = chain.from_iterable(rows_between(n, *run) for run in runs)
+        self.elements.put(parts_of(self.layout, out, needed))
         found = self._samples(samples, out, ends - sizes, ends)
         # A repeated sample is copied, so that in-place changes stay separate.
         is_shared = len(samples) < len(numbers) and not self._means

@@ -198,8 +198,7 @@ def reading_s() -> float:
 class SampleReader:
     """Reader of batches of a map-style dataset, also through nested `Subset`s, as `random_split` makes them.
 
-    `fs`: the cachedfs filesystem of the dataset; None if it has another one or does not say. `prefetch`: the method of
-    its filesystem, if it has one. `tells_reading` and `group_size` are those of `Samples`. Raises TypeError for a
+    `fs`: the cachedfs filesystem of the dataset; None if it has another one or does not say. `tells_reading` and `group_size` are those of `Samples`. Raises TypeError for a
     dataset without access by index.
     """
 
@@ -219,7 +218,6 @@ class SampleReader:
         self._n_inner = len(inner)
         fs = None if samples is None else samples.fs
         self.fs = fs if isinstance(fs, CachedFileSystem) else None
-        self.prefetch: Callable[[Iterable[Item]], Any] | None = getattr(fs, "prefetch", None)
         self.tells_reading = samples is not None and samples.tells_reading
         self.group_size = (
             samples.group_size if samples is not None and all(map(_is_run, self._subsets)) else 1
@@ -229,7 +227,7 @@ class SampleReader:
         return len(self.dataset)
 
     def items(self, indexes: Iterable[int]) -> Iterator[Item]:
-        """Yield the paths and byte ranges that samples read, in order. Requires that `prefetch` is not None."""
+        """Yield the paths and byte ranges that samples read, in order. Requires that `fs` is not None."""
         assert self._samples is not None
         for subset in self._subsets:
             indexes = map(subset.__getitem__, indexes)
@@ -256,7 +254,7 @@ class SampleReader:
     def batch(self, indexes: Sequence[int], collate: Collate | None) -> Any:
         """Return a batch of samples; any error gets a note that lists their indexes."""
         # No readahead: this process, or the first process of the machine, declares these reads in a prefetch plan.
-        declared = as_declared() if self.prefetch is not None else nullcontext()
+        declared = as_declared() if self.fs is not None else nullcontext()
         with declared, naming(f"a batch of samples {_listed(indexes)} of {self!r}"):
             if self._samples is not None:
                 for subset in self._subsets:

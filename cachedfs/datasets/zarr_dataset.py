@@ -16,8 +16,8 @@ from cachedfs.config import parse_size
 from cachedfs.datasets.nodes import Keys, run_keys
 from cachedfs.datasets.ragged_arrays import RaggedArray
 from cachedfs.datasets.samples import Item, Samples, once_each
-from cachedfs.datasets.zarr_layout import RAGGED, arrays_at, beside, dtype_of, layout_of, with_samples
-from cachedfs.datasets.zarr_reader import ChunkReader, items_of, own_rows
+from cachedfs.datasets.zarr_layout import RAGGED, arrays_at, beside, layout_of, with_samples
+from cachedfs.datasets.zarr_reader import ChunkReader, Reads, items_of
 
 logger = logging.getLogger("cachedfs.datasets")
 
@@ -89,13 +89,14 @@ class ZarrDataset(Samples):
             raise ValueError(f"{self!r}: named=True is for arrays of a group")
         self._is_named = named
         self._length = self._common_length(found)
-        self.dtypes = {name: dtype_of(metadata) for name, metadata in found.items()}
         layouts = {
             name: layout_of(f"{self.path}/{name}" if name else self.path, metadata)
             for name, metadata in found.items()
             if name not in self._ragged
         }
         self.shapes = {name: layout.shape for name, layout in layouts.items()}
+        every_layout = layouts | {name: one.layout for name, one in self._ragged.items()}
+        self.dtypes = {name: every_layout[name].decoder.dtype for name in found}
         self._direct = ChunkReader(self.fs, layouts, pool_size=pool_size, naming=self.naming)
         self.group_size, self._object_size = self._group_sizes_of(layouts)
 
@@ -137,8 +138,9 @@ class ZarrDataset(Samples):
         A shard's index comes about 256 samples before the first chunk that it locates. This iterator itself reads it
         then, and the offsets of ragged arrays.
         """
+        direct: Reads = (lambda samples: [(sample,) for sample in samples], self._direct)
         ragged = [(one.touched, one.elements) for one in self._ragged.values()]
-        return items_of([(own_rows, self._direct), *ragged], map(self.number, indexes))
+        return items_of([direct, *ragged], map(self.number, indexes))
 
     def objects(self) -> tuple[Keys, None]:
         """Return a hash of each sample's shard, or of its chunk without shards, of the array with the largest samples."""

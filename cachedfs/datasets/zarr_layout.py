@@ -18,7 +18,7 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import FsspecStore
 
-from cachedfs.datasets.codecs import NUMBERS, ChunkDecoder, without_crc32c
+from cachedfs.datasets.codecs import ChunkDecoder, without_crc32c
 
 # The attribute of an array of elements: {"offsets": name, "means": "utf-8", "shapes": name}. The last two are optional.
 # The names are those of arrays in the same group.
@@ -193,13 +193,7 @@ def _naming(url: str) -> Iterator[None]:
 # Chunk layout.
 
 
-def dtype_of(metadata: Any) -> np.dtype[Any]:
-    """Return the dtype of an array; numeric dtypes in native byte order."""
-    dtype = _stated(metadata)
-    return dtype.newbyteorder("=") if dtype.kind in NUMBERS else dtype
-
-
-def _stated(metadata: Any) -> np.dtype[Any]:
+def _dtype_of(metadata: Any) -> np.dtype[Any]:
     dtype = metadata.dtype
     return np.dtype(dtype.to_native_dtype() if hasattr(dtype, "to_native_dtype") else dtype)  # type: ignore[no-any-return]
 
@@ -226,7 +220,7 @@ def layout_of(path: str, metadata: Any) -> ArrayLayout:
         }
     one = {**document, **one, "shape": chunk, "attributes": {}}
     return ArrayLayout(
-        path, tuple(metadata.shape), ChunkDecoder(one, chunk, _stated(metadata)), index, metadata
+        path, tuple(metadata.shape), ChunkDecoder(one, chunk, _dtype_of(metadata)), index, metadata
     )
 
 

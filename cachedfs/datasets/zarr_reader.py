@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fsspec import AbstractFileSystem
 
 from cachedfs.core.reader import versions_read
-from cachedfs.datasets.chunks import ChunkCache, ChunkSlice, in_threads, parts_of
+from cachedfs.datasets.chunks import ChunkCache, ChunkSlice, in_threads, parts_of, rows_of
 from cachedfs.datasets.samples import Item, reading
 from cachedfs.datasets.zarr_layout import ABSENT, ArrayLayout
 from cachedfs.errors import ObjectChanged
@@ -95,7 +95,7 @@ class ChunkReader:
         Each chunk is fetched and decoded once. Raises the errors of the filesystem and the codecs, ObjectChanged for a
         shard that is replaced repeatedly during the read, and ValueError for a shard that does not match its index.
         """
-        self.put(part for name, out in outs.items() for part in parts_of(self._layouts[name], samples, out))
+        self.put(part for name, out in outs.items() for part in _parts(self._layouts[name], samples, out))
 
     def put(self, parts: Iterable[ChunkSlice]) -> None:
         """Copy slices of chunks into place, as `read` does."""
@@ -143,7 +143,7 @@ class ChunkReader:
     def chunks(self, row: int) -> Iterator[Item]:
         """Yield the chunks of a row: objects, or byte ranges of shards. This may read a shard index."""
         for layout in self._layouts.values():
-            parts = list(parts_of(layout, np.array([row]), _NO_ARRAY))
+            parts = list(_parts(layout, np.array([row]), _NO_ARRAY))
             try:
                 shards = self._shards(parts)
             except Exception:  # any error: reading the sample raises it
@@ -297,6 +297,10 @@ class ChunkReader:
         return f"chunk {place} of {self._fs.unstrip_protocol(part.layout.path)}, in {part.path}"
 
 
+def _parts(layout: ArrayLayout, samples: Array, out: Array) -> Iterator[ChunkSlice]:
+    return parts_of(layout, out, rows_of(layout.chunk[0], samples))
+
+
 def _only(versions: set[Any]) -> Hashable:
     """Return the version if there is exactly one, None if there is none."""
     return next(iter(versions)) if len(versions) == 1 else frozenset(versions) or None
@@ -314,11 +318,6 @@ def _locate(part: ChunkSlice, shards: dict[str, _Shard]) -> bool:
     start, n = index.item(at), index.item(at + 1)
     part.start, part.stop = start, start + n
     return not start == n == NOTHING
-
-
-def own_rows(samples: Sequence[int]) -> list[tuple[int]]:
-    """Return the rows that each of these samples needs of an array with one row per sample."""
-    return [(sample,) for sample in samples]
 
 
 # The rows that samples need, one per chunk, as a function; and the reader of these rows.

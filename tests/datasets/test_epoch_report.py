@@ -1,8 +1,6 @@
 """Loader reports: the limiting part, the text, and real epochs."""
 
 import json
-import multiprocessing
-import warnings
 
 import numpy as np
 import pytest
@@ -87,18 +85,13 @@ def test_a_link_that_brought_more_than_was_measured_is_as_fast():
     assert (found.by_itself["link"], found.bytes_per_s, found.of_bound) == pytest.approx((10.0, 60e6, 1.0))
 
 
-def test_latency_is_the_limit_of_many_small_files():
-    found = report(timings(wait_s=0.13), FetchCounts(1000, 2_000_000, 2_000_000, 0.4, None, 32, 10**10))
-    assert found.limit == "latency"
-    assert found.by_itself["latency"] == pytest.approx(12.5)
+@pytest.mark.parametrize(("requests", "latency_s"), [(1000, 12.5), (2000, 13.0)])  # no longer than the epoch
+def test_latency_is_the_limit_of_many_small_files(requests, latency_s):
+    found = report(timings(wait_s=0.13), FetchCounts(requests, 2_000_000, 2_000_000, 0.4, None, 32, 10**10))
+    assert (found.limit, found.by_itself["latency"]) == ("latency", pytest.approx(latency_s))
+    assert found.of_bound == pytest.approx(latency_s / 13)
     assert found.unknown == ("the link's bandwidth: nothing of a MiB or more was fetched ahead",)
-    assert "1,000 requests of 400 ms each, 32 at a time" in found.sentence
-
-
-def test_parallel_waits_take_no_longer_than_the_epoch():
-    found = report(timings(wait_s=0.13), FetchCounts(2000, 2_000_000, 2_000_000, 0.4, None, 32, 10**10))
-    assert found.by_itself["latency"] == pytest.approx(13.0)
-    assert found.of_bound == 1.0
+    assert f"{requests:,} requests of 400 ms each, 32 at a time" in found.sentence
 
 
 def test_a_dataset_that_does_not_use_cachedfs_has_unknown_parts():
@@ -207,18 +200,15 @@ def test_the_bandwidth_is_known_when_blocks_are_fetched_ahead(cloud):
     assert found.by_itself["link"] == pytest.approx(12 * MiB / found.bytes_per_s)
 
 
-def test_a_foreign_dataset_has_no_reading_times():
-    loader = Loader([torch.zeros(2)] * 8, batch_size=2)
-    list(loader)
-    assert loader.report().by_itself.keys() == {"compute", "load"}
-
-
-def test_another_filesystem_has_decoding_times_and_no_link(tmp_path):
-    for number in range(8):
-        (tmp_path / str(number)).write_bytes(b"x")
-    loader = Loader(FileDataset(str(tmp_path), decode=len), batch_size=2)
-    list(loader)
-    assert loader.report().by_itself.keys() == {"compute", "decode", "load"}
+def test_without_cachedfs_there_is_no_link_and_decoding_only_of_our_datasets(tmp_path):
+    (tmp_path / "a").write_bytes(b"x")
+    for dataset, parts in (
+        ([torch.zeros(2)] * 8, {"compute", "load"}),
+        (FileDataset(str(tmp_path), decode=len), {"compute", "decode", "load"}),
+    ):
+        loader = Loader(dataset)
+        list(loader)
+        assert loader.report().by_itself.keys() == parts
 
 
 def test_datasets_count_the_time_a_thread_waits_for_bytes(cloud, tmp_path):
@@ -255,15 +245,13 @@ def in_a_child(loader):
     assert found.bytes_fetched is None
 
 
-def test_a_forked_child_does_not_inherit_counts(cloud):
+def test_a_forked_child_does_not_inherit_counts(cloud, forking):
     loader = Loader(files(cloud), batch_size=8)
     iterator = iter(loader)
     next(iterator)
     next(iterator)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
-        child = multiprocessing.get_context("fork").Process(target=in_a_child, args=(loader,))
-        child.start()
-        child.join(600)
+    child = forking.Process(target=in_a_child, args=(loader,))
+    child.start()
+    child.join(600)
     assert child.exitcode == 0
     iterator.close()

@@ -4,7 +4,6 @@ import json
 import pickle
 import tempfile
 
-import fsspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -37,11 +36,6 @@ def fail_on_five(data):
     if json.loads(data)["i"] == 5:
         raise ZeroDivisionError("mine")
     return 0
-
-
-def options(cloud):
-    """Return the options for a process without the configuration of this one."""
-    return {**cloud.options, "cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0}}
 
 
 def put(cloud, n, folder="train"):
@@ -212,9 +206,7 @@ def test_prefetch_takes_the_items(cloud):
 
 def test_workers_read_each_file_once_and_do_not_list_again(cloud):
     put(cloud, 24)
-    files = FileDataset(
-        cloud.url("train/*.json"), decode=as_tensor, label=folder_of, storage_options=options(cloud)
-    )
+    files = FileDataset(cloud.url("train/*.json"), decode=as_tensor, label=folder_of)
     cloud.asked()
     loader = DataLoader(
         files,
@@ -341,11 +333,13 @@ def fail_oddly(data):
 
 @pytest.mark.parametrize(("method", "n_workers"), [("fork", 2), ("spawn", 1)])  # a spawned one imports torch
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_files_that_workers_skip_are_listed_in_the_parent(cloud, method, n_workers, tmp_path, monkeypatch):
+def test_files_that_workers_skip_are_listed_in_the_parent(
+    cloud, spawned_options, method, n_workers, tmp_path, monkeypatch
+):
     put(cloud, 6)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     files = FileDataset(
-        cloud.url("train"), decode=fail_oddly, on_error="skip", storage_options=options(cloud)
+        cloud.url("train"), decode=fail_oddly, on_error="skip", storage_options=spawned_options
     )
     loader = DataLoader(files, batch_size=1, num_workers=n_workers, multiprocessing_context=method)
     for _ in range(n_workers):
@@ -443,23 +437,3 @@ def test_an_index_beyond_the_last_is_an_index_error(cloud):
     with pytest.raises(TypeError):
         files["a"]
     assert len(list(files)) == 2
-
-
-# Libraries that need a local path.
-
-
-def test_lmdb_opens_a_cached_object(cloud, tmp_path):
-    lmdb = pytest.importorskip("lmdb")
-    made = lmdb.open(str(tmp_path / "a.lmdb"), subdir=False, map_size=8 << 20, lock=False)
-    with made, made.begin(write=True) as change:
-        for i in range(1000):
-            change.put(b"%06d" % i, b"sample %d" % i)
-    cloud.put("a.lmdb", (tmp_path / "a.lmdb").read_bytes())
-    fs, path = fsspec.core.url_to_fs(cloud.url("a.lmdb"))
-    for expected in (True, False):
-        with fs.local_path(path) as local:
-            options = {"subdir": False, "readonly": True, "lock": False, "readahead": False}
-            with lmdb.open(local, **options) as opened, opened.begin() as look:
-                assert look.get(b"000777") == b"sample 777"
-                assert look.stat()["entries"] == 1000
-        assert bool(cloud.asked()) is expected

@@ -5,7 +5,6 @@ import gzip
 import io
 import json
 import lzma
-import multiprocessing
 import pickle
 
 import pytest
@@ -46,11 +45,6 @@ def stop_on_seven(line):
 def line(i):
     """Return a line of a distinct length, of 20 to 320 bytes."""
     return json.dumps({"i": i, "text": "é" * (i * 7919 % 50)}, ensure_ascii=i % 3 == 0).encode()
-
-
-def options(cloud):
-    """Return the options for a process without the configuration of this one."""
-    return {**cloud.options, "cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0}}
 
 
 def put(cloud, n=N, n_files=3, suffix="", pack=bytes):
@@ -184,19 +178,12 @@ def test_ranks_with_workers_get_every_line_once_in_each_epoch(cloud):
     url = put(cloud, 600)
     found = []
     for rank in range(2):
-        dataset = LineDataset(
-            url,
-            decode=json.loads,
-            transform=number_of,
-            rank=rank,
-            world_size=2,
-            storage_options=options(cloud),
-        )
+        dataset = LineDataset(url, decode=json.loads, transform=number_of, rank=rank, world_size=2)
         loader = DataLoader(
             dataset,
             batch_size=32,
             num_workers=2,
-            multiprocessing_context=multiprocessing.get_context("fork"),
+            multiprocessing_context="fork",
             persistent_workers=True,
         )
         found += [sorted(torch.cat(list(loader)).tolist()) for _ in range(2)]
@@ -210,21 +197,23 @@ def use_rank(meeting, rank, dataset, results):
     try:
         found = [list(dataset)]
         if rank == 1:
-            spawn = multiprocessing.get_context("spawn")
-            loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=spawn)
+            loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn")
             found.append(list(loader))
         results.put((rank, found))
     finally:
         torch.distributed.destroy_process_group()
 
 
-def test_the_rank_is_that_of_torch_distributed_also_in_spawned_workers(cloud, tmp_path):
-    fork = multiprocessing.get_context("fork")
+def test_the_rank_is_that_of_torch_distributed_also_in_spawned_workers(
+    cloud, spawned_options, forking, tmp_path
+):
     dataset = LineDataset(
-        put(cloud, 100), decode=json.loads, transform=number_of, storage_options=options(cloud)
+        put(cloud, 100), decode=json.loads, transform=number_of, storage_options=spawned_options
     )
-    results = fork.Queue()
-    ranks = [fork.Process(target=use_rank, args=(tmp_path / "meet", r, dataset, results)) for r in range(2)]
+    results = forking.Queue()
+    ranks = [
+        forking.Process(target=use_rank, args=(tmp_path / "meet", r, dataset, results)) for r in range(2)
+    ]
     for rank in ranks:
         rank.start()
     found = dict(results.get(timeout=600) for _ in ranks)
@@ -368,9 +357,7 @@ def test_torchdata_resumes_in_the_middle_of_an_epoch(cloud, n_workers):
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
 
     def loader():
-        dataset = LineDataset(
-            put(cloud, 200), decode=json.loads, transform=number_of, storage_options=options(cloud)
-        )
+        dataset = LineDataset(put(cloud, 200), decode=json.loads, transform=number_of)
         return stateful.StatefulDataLoader(dataset, batch_size=8, num_workers=n_workers)
 
     first = loader()

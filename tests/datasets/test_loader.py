@@ -5,12 +5,10 @@ import gc
 import json
 import logging
 import math
-import multiprocessing
 import pickle
 import signal
 import threading
 import traceback
-import warnings
 import weakref
 from queue import Queue
 
@@ -29,17 +27,6 @@ from cachedfs.datasets.sampler import EpochOrders  # noqa: E402
 from cachedfs.datasets.samples import SampleReader, Samples  # noqa: E402
 from cachedfs.datasets.thread_choice import ThreadChoice  # noqa: E402
 from tests.support import MiB, item_threads, noise, tally, until  # noqa: E402
-
-
-def queue_over(make, n):
-    return BatchQueue(
-        make,
-        iter(range(n)),
-        threads=ThreadChoice(1, is_fixed=True),
-        most=4,
-        most_bytes=MiB,
-        enter=lambda: None,
-    )
 
 
 class Numbers(Dataset):
@@ -192,6 +179,7 @@ def test_iterable_datasets_are_refused(dataset):
         ({"shuffle": 1.0}, "shuffle=1.0"),
         ({"prefetch_bytes": "10%"}, "prefetch_bytes='10%'"),
         ({"prefetch_bytes": "much"}, "prefetch_bytes='much': expected bytes"),
+        ({"n_nodes": 2}, "n_nodes=2: only shuffle='node' takes it, and shuffle=False"),
         ({"rank": 1}, "give both"),
         ({"rank": 2, "world_size": 2}, "expected 0 to 1, because world_size=2"),
     ],
@@ -644,47 +632,24 @@ def test_ctrl_c_leaves_nothing_running(where):
 # Processes.
 
 
-@pytest.fixture
-def forking():
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
-        yield multiprocessing.get_context("fork")
-
-
-def run(context, target, *arguments):
-    process = context.Process(target=target, args=arguments)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-
-
-def check_loader(loader, expected):
+def check_child(iterator, loader, expected):
+    with pytest.raises(RuntimeError, match="belongs to the parent process"):
+        next(iterator)
     assert [batch[1].tolist() for batch in loader] == expected
     loader.close()
 
 
-def check_loop_is_the_parents(iterator, loader):
-    with pytest.raises(RuntimeError, match="belongs to the parent process"):
-        next(iterator)
-    assert len(list(loader)) == 10
-
-
-def test_a_forked_child_uses_the_loader_and_the_parent_continues(cloud, forking):
+def test_a_forked_child_begins_its_own_loop_and_the_parent_continues(cloud, forking):
     loader = Loader(objects(cloud, 40), batch_size=4)
     expected = [batch[1].tolist() for batch in loader]
     loader.set_epoch(0)
     iterator = iter(loader)
     given = [next(iterator)[1].tolist()]
-    run(forking, check_loader, loader, expected)
+    child = forking.Process(target=check_child, args=(iterator, loader, expected))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
     assert given + [batch[1].tolist() for batch in iterator] == expected
-
-
-def test_a_loop_started_before_a_fork_stays_in_the_parent(forking):
-    loader = Loader(Numbers(40), batch_size=4)
-    iterator = iter(loader)
-    next(iterator)
-    run(forking, check_loop_is_the_parents, iterator, loader)
-    assert len(list(iterator)) == 9
 
 
 def train(rank, folder):
@@ -1005,7 +970,8 @@ def test_a_queue_whose_batch_failed_is_freed_with_its_consumer():
         raise ZeroDivisionError(job)
 
     def failed():
-        queue = queue_over(fail, 1)
+        one = ThreadChoice(1, is_fixed=True)
+        queue = BatchQueue(fail, iter([1]), threads=one, most=4, most_bytes=MiB, enter=lambda: None)
         with pytest.raises(ZeroDivisionError):
             queue.take()
         return weakref.ref(queue)

@@ -187,19 +187,3 @@ def test_ranks_that_found_different_files_are_refused(monkeypatch):
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     with pytest.raises(RuntimeError, match="rank 0 and rank 1 found different files, or other sizes"):
         raise_if_ranks_differ(mine)
-
-
-# Options.
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_nodes": 2}, "n_nodes=2: only shuffle='node' takes it, and shuffle=False"),
-        ({"shuffle": "node", "node_rank": 1}, "give n_nodes, too"),
-        ({"shuffle": "nodes"}, "'window' or 'node'"),
-    ],
-)
-def test_invalid_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Loader(range(8), **options)

@@ -2,6 +2,7 @@
 
 import pickle
 
+import fsspec
 import numpy as np
 import pytest
 import zarr
@@ -46,10 +47,9 @@ def test_a_batch_requests_offsets_and_data_once(packed, cloud):
     assert cloud.asked() == []
 
 
-def test_loaders_and_workers_can_read_it(packed, cloud):
+def test_loaders_and_workers_can_read_it(packed):
     url, files = packed
-    options = {**cloud.options, "cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0}}
-    dataset = ZarrDataset(url, "data", storage_options=options)
+    dataset = ZarrDataset(url, "data")
     assert dataset.group_size == 5  # in a shard of 16 KiB, which is fetched at once
     assert pickle.loads(pickle.dumps(dataset))[5] == files[5]
     named = {item[0].rpartition("/")[2] for item in dataset.items(range(60)) if not isinstance(item, str)}
@@ -135,9 +135,6 @@ def test_numbers_text_and_images(cloud):
 
 
 def test_invalid_offsets_are_an_error(cloud, packed):
-    import fsspec
-    import zarr
-
     url, _ = packed
     group = zarr.open_group(url, mode="r+")
     group["data_offsets"][3] = 10**9
