@@ -14,10 +14,12 @@ from typing import Any, overload
 from fsspec.asyn import _run_coros_in_chunks, sync
 from fsspec.core import has_magic
 
+from cachedfs.common.urls import cached_url, filesystem_at
 from cachedfs.errors import ObjectNotFound
 
 logger = logging.getLogger("cachedfs.datasets")
 
+LOCAL = ("file", "local", "memory")  # protocols of what is as near as a cache
 SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini"})  # of Windows; those of other systems begin with a dot
 URLs = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 _DIGITS = re.compile(r"[0-9]+")
@@ -91,6 +93,14 @@ def as_urls(given: URLs) -> tuple[str, list[str] | None]:
     return urls[0], urls
 
 
+def open_at(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
+    """Return the filesystem and the path of a URL, with a warning if all epochs read it from a service."""
+    protocol, _, rest = url.partition("://")
+    if rest and protocol not in LOCAL and "::" not in url and (cached := cached_url(url)) != url:
+        logger.warning("%s is read without the cache, in every epoch; with it: %s", url, cached)
+    return filesystem_at(url, options or {})
+
+
 def paths_of(fs: Any, urls: Iterable[str]) -> list[str]:
     """Return the filesystem's paths of these URLs, in the given order, without a request."""
     return [str(fs._strip_protocol(url)) for url in urls]
@@ -124,9 +134,11 @@ def infos_of(fs: Any, url: str, path: str) -> dict[str, dict[str, Any]]:
     elif is_pattern:
         why = "no file matches this pattern; see what fs.ls has of the folder before it"
     else:
-        why = "there is no file with this name, and no folder with files"
+        why = "no such file or folder; see what fs.ls has of the folder above it"
+        if fs.isdir(path):
+            why = "there is no file in this folder"
         if "://" not in url:
-            why += f". It is taken as a local path: for Google Cloud Storage write gs://{url}, for Google Drive drive://{url}"
+            why += f". It is taken as a local path: write cachedfs::gs://{url} for Google Cloud Storage, cachedfs::drive://{url} for Google Drive"
     raise ObjectNotFound(f"{url}: {why}")
 
 

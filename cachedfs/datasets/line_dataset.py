@@ -13,9 +13,8 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from cachedfs.common.urls import filesystem_at
 from cachedfs.datasets.arguments import current_ranks, ranks_of
-from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, files_of, paths_of
+from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, files_of, open_at, paths_of
 from cachedfs.datasets.samples import Item
 from cachedfs.datasets.text_streams import LineSpan, buffered, is_compressed, lines_in, spans_of
 from cachedfs.errors import ObjectChanged
@@ -70,7 +69,7 @@ class LineDataset(IterableDataset[Any]):
         first, url_list = as_urls(urls)
         self.url, self.encoding, self.keep_empty = first, encoding, keep_empty
         self.decode, self.transform = decode, transform
-        self.fs, path = filesystem_at(first, storage_options or {})
+        self.fs, path = open_at(first, storage_options)
         self._sizes: list[int | None]
         if url_list is None:
             found = files_of(self.fs, first, path)

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset, Subset, default_collate
 
-from cachedfs.common.urls import filesystem_at
 from cachedfs.core.readahead import as_declared
+from cachedfs.datasets.file_list import open_at
 from cachedfs.datasets.nodes import Keys, StoredObjects, run_keys, run_size
 from cachedfs.filesystem import CachedFileSystem
 
@@ -69,7 +69,7 @@ class Samples(Dataset[T], Generic[T]):
         `transform` is called with each sample.
         """
         self.url, self.transform = str(url), transform
-        self.fs, path = filesystem_at(self.url, storage_options or {})
+        self.fs, path = open_at(self.url, storage_options)
         self.path = self.fs._strip_protocol(path)
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -198,8 +198,8 @@ def reading_s() -> float:
 class SampleReader:
     """Reader of batches of a map-style dataset, also through nested `Subset`s, as `random_split` makes them.
 
-    `fs`: the cachedfs filesystem of the dataset; None if it has another one or does not say. `tells_reading` and `group_size` are those of `Samples`. Raises TypeError for a
-    dataset without access by index.
+    `fs`: the cachedfs filesystem of the dataset; None if it has another one or does not say. `tells_reading` and
+    `group_size` are those of `Samples`. Raises TypeError for a dataset without access by index.
     """
 
     def __init__(self, dataset: Any) -> None:

@@ -260,19 +260,31 @@ def test_names_round_trip(names):
     assert pickle.loads(pickle.dumps(held)) == held
 
 
+@pytest.mark.parametrize("prefix", ["gs://", "cachedfs::gs://", "cgs://"])
+def test_a_url_without_the_cache_is_read_with_a_warning(cloud, prefix, caplog):
+    cloud.put("a", b"1")
+    assert FileDataset(cloud.url("a", prefix))[0] == b"1"
+    warned = [each.getMessage() for each in caplog.records if each.name == "cachedfs.datasets"]
+    without = (
+        f"{cloud.url('a', 'gs://')} is read without the cache, in every epoch; with it: {cloud.url('a')}"
+    )
+    assert warned == ([without] if prefix == "gs://" else [])
+
+
 # Errors.
 
 
-def test_an_empty_selection_is_an_error_that_names_it(cloud):
+def test_an_empty_selection_is_an_error_that_names_it(cloud, tmp_path):
     cloud.put("train/a.json", b"")
     cloud.put("train/b/c/d.json", b"")
     with pytest.raises(ObjectNotFound, match=r"train/\*\.jpg: no file matches this pattern"):
         FileDataset(cloud.url("train/*.jpg"))
-    with pytest.raises(
-        ObjectNotFound, match=r"test: there is no file with this name, and no folder with files"
-    ):
+    with pytest.raises(ObjectNotFound, match=r"test: no such file or folder"):
         FileDataset(cloud.url("test"))
-    with pytest.raises(ObjectNotFound, match=r"taken as a local path.*drive://My Drive/pics"):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ObjectNotFound, match="empty: there is no file in this folder"):
+        FileDataset(f"file://{tmp_path}/empty")
+    with pytest.raises(ObjectNotFound, match=r"taken as a local path.*cachedfs::drive://My Drive/pics"):
         FileDataset("My Drive/pics")
     with pytest.raises(ObjectNotFound, match=r"train/b/\*: this pattern matches folders only"):
         FileDataset(cloud.url("train/b/*"))
