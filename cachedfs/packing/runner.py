@@ -35,9 +35,8 @@ class PackProgress:
     """The counts of the first parts of a source, from which a later run continues."""
 
     def __init__(self) -> None:
-        self.starts: dict[
-            str, list[int]
-        ] = {}  # length of each big field before each part, and after the last one
+        # The length of each big field before each part, and after the last one.
+        self.starts: dict[str, list[int]] = {}
         self.lengths: dict[str, int] = {}  # of each small array
         self.rows: dict[str, Array] = {}  # the last rows of each small array, which do not fill a shard
         self.skipped: dict[int, str] = {}  # the reason for each file that cannot be packed, by its number
@@ -211,7 +210,7 @@ class PackRun:
 
     def _count(self) -> None:
         """Let workers count the samples of the other parts."""
-        count = partial(self._pool.submit, "count")
+        count = partial(self._pool.submit, PackTask.count)
         for _, future in self._pool.ahead(count, self._parts[self._n_counted :]):
             self._add_counts(future.result())
             if self._is_stopped:
@@ -278,7 +277,7 @@ class PackRun:
             size = sum(
                 self._task.encodings[name].shard_size * len(indexes) for name, indexes in calls[call].items()
             )
-            self._submit(size, "write", dict(calls[call]), self._parts[first:stop], starts)
+            self._submit(size, PackTask.write, dict(calls[call]), self._parts[first:stop], starts)
             self._save_sometimes()
 
     def _emit(self, name: str, index: int, rows: Array) -> None:
@@ -288,9 +287,9 @@ class PackRun:
             self._begun.result()
             self.stored.update((each.name, each) for each in self._task.put(name, index, rows))
         else:
-            self._submit(rows.nbytes if name in self._task.big else 0, "put", name, index, rows)
+            self._submit(rows.nbytes if name in self._task.big else 0, PackTask.put, name, index, rows)
 
-    def _submit(self, size: int, method: str, *args: Any) -> None:
+    def _submit(self, size: int, method: Callable[..., Any], *args: Any) -> None:
         self._wait(self._pool.n_workers - 1, math.inf if self._pool.is_remote else AT_ONCE - size)
         self._writing[self._pool.submit(method, *args)] = size
 
