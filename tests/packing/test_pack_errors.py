@@ -125,19 +125,30 @@ def test_if_no_image_can_be_decoded_one_is_named(folder, tmp_path):
 
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize(
-    ("kind", "made"),
+    ("kind", "made", "reason"),
     [
-        ("parquet", lambda i: packs.parquet(pa.table({"x": [i], "y": [str(i)]}))),
-        ("h5", lambda i: packs.hdf5(x=[i], y=[str(i)])),
-        ("tar", lambda i: packs.tar([(f"{i}.x", str(i).encode()), (f"{i}.y", str(i).encode())])),
+        (
+            "parquet",
+            lambda i: packs.parquet(pa.table({"x": [i], "y": [str(i)]})),
+            "Arrow cannot read it as Parquet",
+        ),
+        ("h5", lambda i: packs.hdf5(x=[i], y=[str(i)]), "h5py cannot read it as HDF5"),
+        (
+            "tar",
+            lambda i: packs.tar([(f"{i}.x", str(i).encode()), (f"{i}.y", str(i).encode())]),
+            "cannot be read as a tar",
+        ),
     ],
 )
-def test_bad_files_of_each_kind_are_left_out(tmp_path, kind, made, number):
+def test_bad_files_of_each_kind_are_left_out(tmp_path, kind, made, reason, number):
     files = {f"{i}.{kind}": made(i) for i in range(3)}
     name = f"{number}.{kind}"
     files[name] = files[name][:600]
-    with pytest.raises(ValueError, match=rf"1 file cannot be packed.*\n.*{name}: .*cannot"):
+    with pytest.raises(ValueError, match=rf"1 file cannot be packed.*\n.*{name}: {reason}"):
         packs.packed(tmp_path, files)
+    assert not (tmp_path / "out.zarr" / "zarr.json").exists()
+    with pytest.raises(ValueError, match=rf"{name}: {reason}"):
+        packs.packed(tmp_path, {name: files[name]})
     found = packs.packed(tmp_path, files, on_error="skip")
     del files[name]
     assert found == packs.packed(tmp_path, files)

@@ -673,6 +673,7 @@ def test_types_are_found_in_all_parts_of_a_source(tmp_path, short_scan, kind, pa
         ("x.csv", b"x,y\n", b'1,"two\nlines"\n', b"1,2,3\n", "CSV parse error: Expected 2 columns, got 3"),
         ("x.csv", b"x,y\n", b'1,"two\nlines"\n', b',""\n', "column 'x': 1 values are missing"),
         ("x.jsonl", b"", b'{"x": 1, "y": "two"}\n\n', b'{"x": 1.5, "y": ""}\n', "column 'x': .*1.5"),
+        ("x.jsonl", b"", b'{"x": 1}\n', b'{"x": oops}\n', "the line is not JSON .*oops"),
         (
             "x.jsonl",
             b"",
