@@ -123,25 +123,24 @@ def test_if_no_image_can_be_decoded_one_is_named(folder, tmp_path):
         pack(str(folder), str(tmp_path / "out.zarr"), decode="image", on_error="skip")
 
 
+MADE = {
+    "parquet": lambda i: packs.parquet(pa.table({"x": [i], "y": [str(i)]})),
+    "h5": lambda i: packs.hdf5(x=[i], y=[str(i)]),
+    "tar": lambda i: packs.tar([(f"{i}.x", str(i).encode()), (f"{i}.y", str(i).encode())]),
+}
+
+
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize(
-    ("kind", "made", "reason"),
+    ("kind", "reason"),
     [
-        (
-            "parquet",
-            lambda i: packs.parquet(pa.table({"x": [i], "y": [str(i)]})),
-            "Arrow cannot read it as Parquet",
-        ),
-        ("h5", lambda i: packs.hdf5(x=[i], y=[str(i)]), "h5py cannot read it as HDF5"),
-        (
-            "tar",
-            lambda i: packs.tar([(f"{i}.x", str(i).encode()), (f"{i}.y", str(i).encode())]),
-            "cannot be read as a tar",
-        ),
+        ("parquet", "Arrow cannot read it as Parquet"),
+        ("h5", "h5py cannot read it as HDF5"),
+        ("tar", "cannot be read as a tar"),
     ],
 )
-def test_bad_files_of_each_kind_are_left_out(tmp_path, kind, made, reason, number):
-    files = {f"{i}.{kind}": made(i) for i in range(3)}
+def test_bad_files_of_each_kind_are_left_out(tmp_path, kind, reason, number):
+    files = {f"{i}.{kind}": MADE[kind](i) for i in range(3)}
     name = f"{number}.{kind}"
     files[name] = files[name][:600]
     with pytest.raises(ValueError, match=rf"1 file cannot be packed.*\n.*{name}: {reason}"):
