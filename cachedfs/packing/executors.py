@@ -19,7 +19,7 @@ R = TypeVar("R")
 class TaskPool:
     """Runs methods of a `PackTask`, about `n_workers` at once. Reads, codecs and Arrow release the GIL."""
 
-    def __init__(self, task: PackTask, executor: Any = None, n_workers: int = 0) -> None:
+    def __init__(self, task: PackTask, executor: Any, n_workers: int) -> None:
         """`executor` is an Executor or a Dask client; None: `n_workers` threads."""
         self._store, self._running = task.store, set[concurrent.futures.Future[Any]]()
         self._threads = DaemonThreadPool(n_workers or 1, "cachedfs-pack")

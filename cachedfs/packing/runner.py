@@ -84,7 +84,7 @@ class PackRun:
         begin: Callable[[], None],
         existing: Mapping[str, StoredObject],
         on_stored: Callable[[int], object],
-        most_skipped: float = math.inf,
+        most_skipped: float,
     ) -> None:
         """`begin` must end before anything else is written. `existing` has the objects in the store.
 
