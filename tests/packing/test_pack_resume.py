@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import threading
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 
 import fsspec
@@ -256,6 +256,9 @@ def test_a_failed_pack_on_an_executor_writes_nothing_afterwards(tmp_path, monkey
         put(self, name, data)
         if name == "data/c.0":
             assert closing.wait(120)
+            until(lambda: self.is_interrupted)
+            with pytest.raises(CancelledError, match="this pack was interrupted"):
+                put(self, "data/c.2", b"")
             late.set()
 
     def closed(self):
