@@ -101,7 +101,8 @@ class PackRun:
             for name, encoding in task.encodings.items()
             if name not in task.big
         }
-        self._progress = self._restored()
+        self._progress = PackProgress()
+        self._restore()
         self.stored: dict[str, StoredObject] = {}
         self._ends = {field.name: self.lengths[field.name] for field in task.source.fields if field.is_ragged}
         for name in self._ends:
@@ -151,33 +152,33 @@ class PackRun:
         for name in self._existing.keys() & self._progress.verified.keys() - self.stored.keys():
             self.stored[name] = self._existing[name]
 
-    def _restored(self) -> PackProgress:
-        """Return the progress of an earlier run, as far as its objects are still there."""
-        store, existing, big = self._task.store, self._existing, self._task.big
+    def _restore(self) -> None:
+        """Continue from the progress of an earlier run, as far as its objects are still there."""
+        store, existing = self._task.store, self._existing
         found = PackProgress.from_bytes((store.read(PROGRESS) or b"") if PROGRESS in existing else b"")
         verified = found.verified.items()
         found.verified = {
             name: each for name, each in verified if name in existing and existing[name].version == each
         }
+        self._progress = found
         full = (
             (name, i)
             for name, n in found.lengths.items()
             for i in range(n // self._task.encodings[name].shard[0])
         )
-        if not all(self._is_verified(found, *shard) for shard in full):
-            found = PackProgress()
-        found.starts = found.starts or {name: [0] for name in big}
-        for name, rows in found.rows.items():
-            self._small[name].restore(found.lengths[name], rows)
-        return found
+        if any(self._needs(*shard) for shard in full):
+            self._progress = PackProgress()
+        self._progress.starts = self._progress.starts or {name: [0] for name in self._task.big}
+        for name, rows in self._progress.rows.items():
+            self._small[name].restore(self._progress.lengths[name], rows)
 
     # Samples.
 
     def _read(self) -> None:
         """Read all parts with samples of missing shards, in threads, and write these shards."""
         starts, n_counted = self._progress.starts, self._n_counted
-        needs = {name: partial(self._needs, name) for name in self._task.big}
-        writers = [ArrayWriter(name, self._task.encodings[name], self._emit, needs[name]) for name in needs]
+        encodings = self._task.encodings
+        writers = [ArrayWriter(name, encodings[name], self._emit, self._needs) for name in self._task.big]
         again = {part for shard in self._missing() for part in self._parts_with(*shard)}
         order = [*sorted(again), *range(n_counted, len(self._parts))]
         with self._prefetched(order):
@@ -240,12 +241,8 @@ class PackRun:
     # Shards.
 
     def _needs(self, name: str, index: int) -> bool:
-        return not self._is_verified(self._progress, name, index)
-
-    def _is_verified(self, progress: PackProgress, name: str, index: int) -> bool:
-        return all(
-            f"{name}/{key}" in progress.verified for key, _ in self._task.encodings[name].places(index)
-        )
+        keys = (f"{name}/{key}" for key, _ in self._task.encodings[name].places(index))
+        return any(key not in self._progress.verified for key in keys)
 
     def _n_shards(self, name: str) -> int:
         return -(-self._progress.starts[name][-1] // self._task.encodings[name].shard[0])
