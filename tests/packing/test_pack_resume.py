@@ -17,6 +17,7 @@ pytest.importorskip("pyarrow")
 import zarr
 
 from cachedfs.datasets import pack
+from cachedfs.packing import runner
 from cachedfs.packing.executors import TaskPool
 from cachedfs.packing.pack_types import BESIDE
 from cachedfs.packing.runner import PROGRESS, PackProgress, PackRun
@@ -221,6 +222,20 @@ def test_a_damaged_shard_of_an_earlier_run_is_written_again(cloud, killed, lines
     cloud.put(name, bytes(data))
     pack(cloud.url("src"), target, **SMALL)
     right(target, lines)
+
+
+def test_a_missing_shard_of_a_small_array_is_written_again(tmp_path, monkeypatch):
+    samples = [{"text": f"{i:0100}", "label": i} for i in range(33_000)]  # a shard of labels has 32,768
+    source, target = tmp_path / "x.jsonl", tmp_path / "out.zarr"
+    source.write_bytes(packs.lines_of(samples))
+    with monkeypatch.context() as broken:
+        broken.setattr(runner, "SAVED_S", 0.0)
+        broken.setattr(ZarrTarget, "finish", None)
+        with pytest.raises(TypeError, match="not callable"):
+            pack(str(source), str(target), shard_bytes="256KiB")
+    (target / "label" / "c.0").unlink()
+    pack(str(source), str(target), shard_bytes="256KiB")
+    right(str(target), samples)
 
 
 def test_another_option_does_not_resume(cloud, killed, lines):
