@@ -325,7 +325,7 @@ def _must_be_apart(files: SourceFiles, store: ZarrTarget) -> None:
 
     The store would be packed into itself, or the source would be removed with `overwrite`.
     """
-    if protocols_of(files.fs).isdisjoint(protocols_of(store.fs)):
+    if set(protocols_of(files.fs)).isdisjoint(protocols_of(store.fs)):
         return
     folder = str(files.fs._strip_protocol(files.url)).rstrip("/")
     if not has_magic(folder) and store.path.startswith(f"{folder}/"):

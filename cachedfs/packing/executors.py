@@ -19,7 +19,7 @@ R = TypeVar("R")
 class TaskPool:
     """Runs methods of a `PackTask`, about `n_workers` at once. Reads, codecs and Arrow release the GIL."""
 
-    def __init__(self, task: PackTask, executor: Any = None, n_workers: int = 0) -> None:
+    def __init__(self, task: PackTask, executor: Any, n_workers: int) -> None:
         """`executor` is an Executor or a Dask client; None: `n_workers` threads."""
         self._store, self._running = task.store, set[concurrent.futures.Future[Any]]()
         self._threads = DaemonThreadPool(n_workers or 1, "cachedfs-pack")
@@ -42,9 +42,9 @@ class TaskPool:
             self._task = client.submit(copy.copy, task, pure=False)
         self._executor = client.get_executor(pure=False)
 
-    def submit(self, method: str, *args: Any) -> concurrent.futures.Future[Any]:
-        """Start a method of the task."""
-        return self._noted(self._executor.submit(_call, self._task, method, args))
+    def submit(self, method: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
+        """Start a method of `PackTask` on the task."""
+        return self._noted(self._executor.submit(method, self._task, *args))
 
     def here(self, call: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
         """Start a call in a thread of this process."""
@@ -102,7 +102,3 @@ def dask_client(client: Any) -> Iterator[Any]:
         raise ImportError("packing on Dask needs distributed: pip install distributed") from error
     with Client(client, timeout=10) as made:
         yield made
-
-
-def _call(task: PackTask, method: str, args: tuple[Any, ...]) -> Any:
-    return getattr(task, method)(*args)

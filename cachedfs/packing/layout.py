@@ -162,7 +162,7 @@ def metadata_of(
     plan: StorePlan,
     lengths: Mapping[str, int],
     attributes: Mapping[str, Mapping[str, Any]],
-    shared: Sequence[tuple[Field, Array]] = (),
+    shared: Sequence[tuple[Field, Array]],
 ) -> tuple[dict[str, dict[str, Any]], dict[str, bytes]]:
     """Return the `zarr.json` documents of the groups and arrays, and the chunks of shared arrays, by name.
 

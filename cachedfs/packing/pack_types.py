@@ -59,8 +59,8 @@ class SampleBatch:
         return len(next(iter((self.sizes or self.values).values())))
 
 
-def empty_batch(fields: Sequence[Field], skipped: Mapping[int, str] | None = None) -> SampleBatch:
+def empty_batch(fields: Sequence[Field], skipped: Mapping[int, str]) -> SampleBatch:
     """Return a batch without samples."""
     values = {field.name: np.empty((0, *field.shape), field.dtype) for field in fields}
     sizes = {field.name: np.empty(0, np.int64) for field in fields if field.is_ragged}
-    return SampleBatch(values, sizes, skipped or {})
+    return SampleBatch(values, sizes, skipped)

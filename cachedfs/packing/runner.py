@@ -35,9 +35,8 @@ class PackProgress:
     """The counts of the first parts of a source, from which a later run continues."""
 
     def __init__(self) -> None:
-        self.starts: dict[
-            str, list[int]
-        ] = {}  # length of each big field before each part, and after the last one
+        # The length of each big field before each part, and after the last one.
+        self.starts: dict[str, list[int]] = {}
         self.lengths: dict[str, int] = {}  # of each small array
         self.rows: dict[str, Array] = {}  # the last rows of each small array, which do not fill a shard
         self.skipped: dict[int, str] = {}  # the reason for each file that cannot be packed, by its number
@@ -85,7 +84,7 @@ class PackRun:
         begin: Callable[[], None],
         existing: Mapping[str, StoredObject],
         on_stored: Callable[[int], object],
-        most_skipped: float = math.inf,
+        most_skipped: float,
     ) -> None:
         """`begin` must end before anything else is written. `existing` has the objects in the store.
 
@@ -102,7 +101,8 @@ class PackRun:
             for name, encoding in task.encodings.items()
             if name not in task.big
         }
-        self._progress = self._restored()
+        self._progress = PackProgress()
+        self._restore()
         self.stored: dict[str, StoredObject] = {}
         self._ends = {field.name: self.lengths[field.name] for field in task.source.fields if field.is_ragged}
         for name in self._ends:
@@ -152,33 +152,33 @@ class PackRun:
         for name in self._existing.keys() & self._progress.verified.keys() - self.stored.keys():
             self.stored[name] = self._existing[name]
 
-    def _restored(self) -> PackProgress:
-        """Return the progress of an earlier run, as far as its objects are still there."""
-        store, existing, big = self._task.store, self._existing, self._task.big
+    def _restore(self) -> None:
+        """Continue from the progress of an earlier run, as far as its objects are still there."""
+        store, existing = self._task.store, self._existing
         found = PackProgress.from_bytes((store.read(PROGRESS) or b"") if PROGRESS in existing else b"")
         verified = found.verified.items()
         found.verified = {
             name: each for name, each in verified if name in existing and existing[name].version == each
         }
+        self._progress = found
         full = (
             (name, i)
             for name, n in found.lengths.items()
             for i in range(n // self._task.encodings[name].shard[0])
         )
-        if not all(self._is_verified(found, *shard) for shard in full):
-            found = PackProgress()
-        found.starts = found.starts or {name: [0] for name in big}
-        for name, rows in found.rows.items():
-            self._small[name].restore(found.lengths[name], rows)
-        return found
+        if any(self._needs(*shard) for shard in full):
+            self._progress = PackProgress()
+        self._progress.starts = self._progress.starts or {name: [0] for name in self._task.big}
+        for name, rows in self._progress.rows.items():
+            self._small[name].restore(self._progress.lengths[name], rows)
 
     # Samples.
 
     def _read(self) -> None:
         """Read all parts with samples of missing shards, in threads, and write these shards."""
         starts, n_counted = self._progress.starts, self._n_counted
-        needs = {name: partial(self._needs, name) for name in self._task.big}
-        writers = [ArrayWriter(name, self._task.encodings[name], self._emit, needs[name]) for name in needs]
+        encodings = self._task.encodings
+        writers = [ArrayWriter(name, encodings[name], self._emit, self._needs) for name in self._task.big]
         again = {part for shard in self._missing() for part in self._parts_with(*shard)}
         order = [*sorted(again), *range(n_counted, len(self._parts))]
         with self._prefetched(order):
@@ -211,7 +211,7 @@ class PackRun:
 
     def _count(self) -> None:
         """Let workers count the samples of the other parts."""
-        count = partial(self._pool.submit, "count")
+        count = partial(self._pool.submit, PackTask.count)
         for _, future in self._pool.ahead(count, self._parts[self._n_counted :]):
             self._add_counts(future.result())
             if self._is_stopped:
@@ -241,12 +241,8 @@ class PackRun:
     # Shards.
 
     def _needs(self, name: str, index: int) -> bool:
-        return not self._is_verified(self._progress, name, index)
-
-    def _is_verified(self, progress: PackProgress, name: str, index: int) -> bool:
-        return all(
-            f"{name}/{key}" in progress.verified for key, _ in self._task.encodings[name].places(index)
-        )
+        keys = (f"{name}/{key}" for key, _ in self._task.encodings[name].places(index))
+        return any(key not in self._progress.verified for key in keys)
 
     def _n_shards(self, name: str) -> int:
         return -(-self._progress.starts[name][-1] // self._task.encodings[name].shard[0])
@@ -278,7 +274,7 @@ class PackRun:
             size = sum(
                 self._task.encodings[name].shard_size * len(indexes) for name, indexes in calls[call].items()
             )
-            self._submit(size, "write", dict(calls[call]), self._parts[first:stop], starts)
+            self._submit(size, PackTask.write, dict(calls[call]), self._parts[first:stop], starts)
             self._save_sometimes()
 
     def _emit(self, name: str, index: int, rows: Array) -> None:
@@ -288,9 +284,9 @@ class PackRun:
             self._begun.result()
             self.stored.update((each.name, each) for each in self._task.put(name, index, rows))
         else:
-            self._submit(rows.nbytes if name in self._task.big else 0, "put", name, index, rows)
+            self._submit(rows.nbytes if name in self._task.big else 0, PackTask.put, name, index, rows)
 
-    def _submit(self, size: int, method: str, *args: Any) -> None:
+    def _submit(self, size: int, method: Callable[..., Any], *args: Any) -> None:
         self._wait(self._pool.n_workers - 1, math.inf if self._pool.is_remote else AT_ONCE - size)
         self._writing[self._pool.submit(method, *args)] = size
 

@@ -71,9 +71,7 @@ class ZarrTarget:
     @cached_property
     def protocol(self) -> str:
         """Protocol of the origin: `gs`, `drive`, `file`, ..."""
-        fs = self.fs
-        name = fs.target_protocol if isinstance(fs, CachedFileSystem) else fs.protocol
-        return str(name if isinstance(name, str) else name[0])
+        return protocols_of(self.fs)[0]
 
     # Objects.
 
@@ -207,11 +205,11 @@ class ZarrTarget:
         self.put("zarr.json", group)
 
 
-def protocols_of(fs: Any) -> set[str]:
-    """Return the names of the origin's protocol.
+def protocols_of(fs: Any) -> list[str]:
+    """Return the names of the origin's protocol, first the one that the filesystem itself goes by.
 
     It does not create the origin's filesystem, which fails offline.
     """
     if isinstance(fs, CachedFileSystem):
-        return url_names.protocols_of(fs.target_protocol)
-    return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
+        return [fs.target_protocol, *url_names.protocols_of(fs.target_protocol)]
+    return [fs.protocol] if isinstance(fs.protocol, str) else [*fs.protocol]

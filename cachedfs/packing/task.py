@@ -23,9 +23,9 @@ class ArrayWriter:
         name: str,
         encoding: ArrayEncoding,
         emit: Emit,
-        needs: Callable[[int], bool] = lambda index: True,
+        needs: Callable[[str, int], bool] = lambda name, index: True,
     ) -> None:
-        """`emit(name, i, rows)` gets each shard `i` along the first axis for which `needs(i)`."""
+        """`emit(name, i, rows)` gets each shard `i` along the first axis for which `needs(name, i)`."""
         self.name, self._encoding, self._emit, self._needs = name, encoding, emit, needs
         self.length = 0
         self._rows: Array | None = None  # of the shard that is not full yet
@@ -36,7 +36,7 @@ class ArrayWriter:
             index, begin = divmod(self.length, n_rows)
             part, values = values[: n_rows - begin], values[n_rows - begin :]
             self.length += len(part)
-            if not self._needs(index):
+            if not self._needs(self.name, index):
                 continue
             if len(part) == n_rows:
                 self._emit(self.name, index, part)
@@ -105,10 +105,10 @@ class PackTask:
         def put(name: str, index: int, rows: Array) -> None:
             stored.extend(self.put(name, index, rows))
 
-        writers = [
-            ArrayWriter(name, self.encodings[name], put, frozenset(indexes).__contains__)
-            for name, indexes in wanted.items()
-        ]
+        def needs(name: str, index: int) -> bool:
+            return index in wanted[name]
+
+        writers = [ArrayWriter(name, self.encodings[name], put, needs) for name in wanted]
         for i, files in enumerate(parts):
             for writer in writers:
                 writer.length = starts[writer.name][i]

@@ -44,6 +44,10 @@ def records(n):
     ]
 
 
+def lines(*texts):
+    return "".join(f"{text}\n" for text in texts).encode()
+
+
 def lines_of(samples):
     return b"".join(json.dumps(each).encode() + b"\n" for each in samples)
 
@@ -66,10 +70,13 @@ def parquet(of, **options):
     return sink.getvalue()
 
 
-def csv(of, **options):
-    sink = io.BytesIO()
-    pyarrow.csv.write_csv(of, sink, **options)
-    return sink.getvalue()
+def in_each_format(rows):
+    """Return the name and the bytes of a CSV, a JSON lines and a Parquet file with these rows."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = pa.table({name: [row.get(name) for row in rows] for name in names})
+    text = io.BytesIO()
+    pyarrow.csv.write_csv(columns, text)
+    return [("x.csv", text.getvalue()), ("x.jsonl", lines_of(rows)), ("x.parquet", parquet(columns))]
 
 
 def hdf5(**datasets):

@@ -1,6 +1,7 @@
 """Files that cannot be packed: they are named, or left out, and a pack goes on after they were removed."""
 
 import json
+import struct
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -123,21 +124,41 @@ def test_if_no_image_can_be_decoded_one_is_named(folder, tmp_path):
         pack(str(folder), str(tmp_path / "out.zarr"), decode="image", on_error="skip")
 
 
+def test_an_image_of_a_kind_that_pillow_does_not_implement_is_left_out(tmp_path):
+    header = 124, 0x1007, 8, 8, 0, 0, 0, 32, 4, b"DX10", *[0] * 5, 0x1000, *[0] * 4, 93, 3, 0, 1, 0
+    dds = b"DDS " + struct.pack("<7I44x2I4s15I", *header) + bytes(256)
+    files = {"0.png": packs.png(image(7)), "1.dds": dds}
+    match = r"1\.dds: Pillow cannot decode the image: Unimplemented DXGI format"
+    with pytest.raises(ValueError, match=match):
+        packs.packed(tmp_path, files, decode="image")
+    assert packs.packed(tmp_path, files, decode="image", on_error="skip")["image"] == [image(7).tolist()]
+
+
+MADE = {
+    "parquet": lambda i: packs.parquet(pa.table({"x": [i], "y": [str(i)]})),
+    "h5": lambda i: packs.hdf5(x=[i], y=[str(i)]),
+    "tar": lambda i: packs.tar([(f"{i}.x", str(i).encode()), (f"{i}.y", str(i).encode())]),
+}
+
+
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize(
-    ("kind", "made"),
+    ("kind", "reason"),
     [
-        ("parquet", lambda i: packs.parquet(pa.table({"x": [i], "y": [str(i)]}))),
-        ("h5", lambda i: packs.hdf5(x=[i], y=[str(i)])),
-        ("tar", lambda i: packs.tar([(f"{i}.x", str(i).encode()), (f"{i}.y", str(i).encode())])),
+        ("parquet", "Arrow cannot read it as Parquet"),
+        ("h5", "h5py cannot read it as HDF5"),
+        ("tar", "cannot be read as a tar"),
     ],
 )
-def test_bad_files_of_each_kind_are_left_out(tmp_path, kind, made, number):
-    files = {f"{i}.{kind}": made(i) for i in range(3)}
+def test_bad_files_of_each_kind_are_left_out(tmp_path, kind, reason, number):
+    files = {f"{i}.{kind}": MADE[kind](i) for i in range(3)}
     name = f"{number}.{kind}"
     files[name] = files[name][:600]
-    with pytest.raises(ValueError, match=rf"1 file cannot be packed.*\n.*{name}: .*cannot"):
+    with pytest.raises(ValueError, match=rf"1 file cannot be packed.*\n.*{name}: {reason}"):
         packs.packed(tmp_path, files)
+    assert not (tmp_path / "out.zarr" / "zarr.json").exists()
+    with pytest.raises(ValueError, match=rf"{name}: {reason}"):
+        packs.packed(tmp_path, {name: files[name]})
     found = packs.packed(tmp_path, files, on_error="skip")
     del files[name]
     assert found == packs.packed(tmp_path, files)

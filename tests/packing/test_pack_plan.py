@@ -108,7 +108,7 @@ def test_rows_are_cut_into_shards_wherever_batches_end(sizes, n_rows, others, is
         assert index not in found
         found[index] = values.tolist()
 
-    writer = ArrayWriter("x", encoding, emit, lambda index: index not in others)
+    writer = ArrayWriter("x", encoding, emit, lambda name, index: index not in others)
     for size in sizes:
         writer.add(rows[at : at + size])
         at += size

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import threading
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 
 import fsspec
@@ -17,6 +17,7 @@ pytest.importorskip("pyarrow")
 import zarr
 
 from cachedfs.datasets import pack
+from cachedfs.packing import runner
 from cachedfs.packing.executors import TaskPool
 from cachedfs.packing.pack_types import BESIDE
 from cachedfs.packing.runner import PROGRESS, PackProgress, PackRun
@@ -223,16 +224,24 @@ def test_a_damaged_shard_of_an_earlier_run_is_written_again(cloud, killed, lines
     right(target, lines)
 
 
-def test_another_source_or_option_does_not_resume(cloud, killed, lines):
-    target = cloud.url("out.zarr")
-    killed(cloud.url("src"), target, 9)
+def test_a_missing_shard_of_a_small_array_is_written_again(tmp_path, monkeypatch):
+    samples = [{"text": f"{i:0100}", "label": i} for i in range(33_000)]  # a shard of labels has 32,768
+    source, target = tmp_path / "x.jsonl", tmp_path / "out.zarr"
+    source.write_bytes(packs.lines_of(samples))
+    with monkeypatch.context() as broken:
+        broken.setattr(runner, "SAVED_S", 0.0)
+        broken.setattr(ZarrTarget, "finish", None)
+        with pytest.raises(TypeError, match="not callable"):
+            pack(str(source), str(target), shard_bytes="256KiB")
+    (target / "label" / "c.0").unlink()
+    pack(str(source), str(target), shard_bytes="256KiB")
+    right(str(target), samples)
+
+
+def test_another_option_does_not_resume(cloud, killed, lines):
+    killed(cloud.url("src"), cloud.url("out.zarr"), 9)
     with pytest.raises(FileExistsError, match="with other options, is here; overwrite=True"):
-        pack(cloud.url("src"), target, chunk_bytes="4KiB", shard_bytes="32KiB")
-    cloud.put("src/0.jsonl", packs.lines_of([{**each, "label": 1} for each in lines[:60]]))
-    with pytest.raises(FileExistsError, match="an incomplete pack of another source"):
-        pack(cloud.url("src"), target, storage_options={"cachedfs": {"max_age": 0}}, **SMALL)
-    pack(cloud.url("src"), target, overwrite=True, storage_options={"cachedfs": {"max_age": 0}}, **SMALL)
-    right(target, [{**each, "label": 1} for each in lines[:60]] + lines[60:])
+        pack(cloud.url("src"), cloud.url("out.zarr"), chunk_bytes="4KiB", shard_bytes="32KiB")
 
 
 # Many machines.
@@ -262,6 +271,9 @@ def test_a_failed_pack_on_an_executor_writes_nothing_afterwards(tmp_path, monkey
         put(self, name, data)
         if name == "data/c.0":
             assert closing.wait(120)
+            until(lambda: self.is_interrupted)
+            with pytest.raises(CancelledError, match="this pack was interrupted"):
+                put(self, "data/c.2", b"")
             late.set()
 
     def closed(self):

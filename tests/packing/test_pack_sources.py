@@ -20,6 +20,7 @@ from cachedfs.datasets import pack
 from cachedfs.packing.sources import hdf5_file, tars, text_lines
 from tests.datasets import virtual
 from tests.packing import packs
+from tests.packing.packs import lines
 
 ORIENTATION = 0x0112  # tag of EXIF
 
@@ -75,12 +76,7 @@ def test_a_picture_of_several_pages_is_not_packed(tmp_path, kind):
 
 @pytest.mark.parametrize(
     ("name", "data"),
-    [
-        ("x.jsonl", b'{"a/b": 1, "a/c": 2}'),
-        ("x.csv", b"a/b,a/c\n1,2\n"),
-        ("x.parquet", packs.parquet(pa.table({"a/b": [1], "a/c": [2]}))),
-        ("x.h5", packs.hdf5(a__b=[1], a__c=[2])),
-    ],
+    [*packs.in_each_format([{"a/b": 1, "a/c": 2}]), ("x.h5", packs.hdf5(a__b=[1], a__c=[2]))],
 )
 def test_names_with_a_slash_are_arrays_of_a_group(tmp_path, name, data):
     packs.packed(tmp_path, {name: data})
@@ -363,6 +359,7 @@ def test_numbers_out_of_range_of_a_type_are_an_error(tmp_path, values, given):
         (pa.array([3], pa.date32()), "int16", [3]),
         (pa.array([3], pa.timestamp("us")), "int32", [3]),
         (pa.array(["7"]), "int64", [7]),
+        (pa.array([1, None], pa.uint8()), None, [1.0, "nan"]),
     ],
 )
 def test_numbers_are_converted_to_the_requested_type(tmp_path, values, given, found):
@@ -611,10 +608,6 @@ def test_lines_have_no_columns(tmp_path, columns):
 # JSON.
 
 
-def lines(*texts):
-    return "".join(f"{text}\n" for text in texts).encode()
-
-
 LATE = b'{"m": {"a": 1}, "label": 1}\n' * 1000
 
 
@@ -659,39 +652,36 @@ def test_types_are_found_in_all_parts_of_a_source(tmp_path, short_scan, kind, pa
     assert found == (values if later == "word" else [float(x) for x in values])
 
 
+CSV = "x.csv", b"x,y\n", b'1,"two\nlines"\n'
+JSONL = "x.jsonl", b"", b'{"x": 1, "y": "two"}\n\n'
+
+
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize(
-    ("name", "head", "record", "bad", "reason"),
+    ("source", "bad", "reason"),
     [
+        (CSV, b'1.5,""\n', "column 'x': Failed to parse string: '1.5'"),
+        (CSV, b"1,2,3\n", "CSV parse error: Expected 2 columns, got 3"),
+        (CSV, b',""\n', "column 'x': 1 values are missing"),
+        (JSONL, b'{"x": 1.5, "y": ""}\n', "column 'x': .*1.5"),
+        (JSONL, b'{"x": oops}\n', "the line is not JSON .*oops"),
         (
-            "x.csv",
-            b"x,y\n",
-            b'1,"two\nlines"\n',
-            b'1.5,""\n',
-            "column 'x': Failed to parse string: '1.5'",
-        ),
-        ("x.csv", b"x,y\n", b'1,"two\nlines"\n', b"1,2,3\n", "CSV parse error: Expected 2 columns, got 3"),
-        ("x.csv", b"x,y\n", b'1,"two\nlines"\n', b',""\n', "column 'x': 1 values are missing"),
-        ("x.jsonl", b"", b'{"x": 1, "y": "two"}\n\n', b'{"x": 1.5, "y": ""}\n', "column 'x': .*1.5"),
-        (
-            "x.jsonl",
-            b"",
-            b'{"x": 1, "y": "two"}\n\n',
+            JSONL,
             b'{"x": 1, "y": 2}\n',
-            r"column 'y': JSON parse error: Column\(/y\) changed from string to number",
+            r"column 'y': JSON parse error: Column\(/y\) changed from string to n",
         ),
-        ("x.jsonl", b"", b'{"x": 1, "y": "two"}\n\n', b'{"y": ""}\n', "column 'x': 1 values are missing"),
+        (JSONL, b'{"y": ""}\n', "column 'x': 1 values are missing"),
     ],
 )
 def test_a_value_that_does_not_fit_is_named_by_line_and_column(
-    tmp_path, monkeypatch, short_scan, suffix, name, head, record, bad, reason
+    tmp_path, monkeypatch, short_scan, suffix, source, bad, reason
 ):
     monkeypatch.setattr(text_lines, "PIECE", 1000)
+    name, head, record = source
     data = head + record * 1000 + bad + record * 2000
-    line = 1001 if ".csv" in name else data[: data.index(bad)].count(b"\n") + 1
-    record = "row" if ".csv" in name else "line"
+    where = "row 1,001" if source is CSV else "line 2,001"  # with the empty lines
     files = {name + suffix: gzip.compress(data) if suffix else data}
-    with pytest.raises(ValueError, match=rf"{name}{suffix}, {record} {line:,}: {reason}"):
+    with pytest.raises(ValueError, match=rf"{name}{suffix}, {where}: {reason}"):
         packs.packed(tmp_path, files)
     assert not (tmp_path / "out.zarr" / "zarr.json").exists()
 
@@ -758,21 +748,6 @@ def test_csv_integers_outside_int64(tmp_path):
     assert packs.packed(tmp_path, files) == {"x": [7, 7, 2**64 - 1]}
 
 
-@pytest.mark.parametrize("delimiter", ",;")
-def test_quotes_inside_a_field_are_characters(tmp_path, monkeypatch, delimiter):
-    monkeypatch.setattr(text_lines, "PIECE", 64)
-    rows = [(i, f'{i}" pipe', "of\ntwo lines") for i in range(50)]
-    records = [delimiter.join([str(i), size, f'"{text}"']) for i, size, text in rows]
-    files = {"x.csv": lines(delimiter.join(["n", 'size"', "text"]), *records)}
-    found = packs.packed(tmp_path, files)
-    assert found == {name: [row[i] for row in rows] for i, name in enumerate(["n", 'size"', "text"])}
-
-
-def test_a_header_may_have_a_byte_order_mark_quotes_and_line_breaks(tmp_path):
-    files = {"x.csv": b'\xef\xbb\xbf"two\nlines",b\r\n1,"c\nd"\r\n2,e'}
-    assert packs.packed(tmp_path, files) == {"two\nlines": [1, 2], "b": ["c\nd", "e"]}
-
-
 @pytest.mark.parametrize(
     ("header", "record", "found"),
     [
@@ -782,9 +757,12 @@ def test_a_header_may_have_a_byte_order_mark_quotes_and_line_breaks(tmp_path):
         ('5" x; y,"say ""a;b;c"""', "1,2", {'5" x; y': [1], 'say "a;b;c"': [2]}),
         ('"two;\nlines"|b', '3|"x,;\n,"', {"two;\nlines": [3], "b": ["x,;\n,"]}),
         ('"a, b"', "7", {"a, b": [7]}),
+        ('n,size",text', '7,5" pipe,"two\nlines"', {"n": [7], 'size"': ['5" pipe'], "text": ["two\nlines"]}),
+        ('n;size";text', '7;5" pipe;"two\nlines"', {"n": [7], 'size"': ['5" pipe'], "text": ["two\nlines"]}),
+        ('\ufeff"two\nlines",b\r', '1,"c\nd"\r\n2,e', {"two\nlines": [1, 2], "b": ["c\nd", "e"]}),
     ],
 )
-def test_quoted_separators_do_not_split_columns(tmp_path, header, record, found):
+def test_quotes_and_separators_are_those_of_the_header_and_the_records(tmp_path, header, record, found):
     assert packs.packed(tmp_path, {"x.csv": lines(header, record)}) == found
 
 

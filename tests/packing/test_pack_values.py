@@ -15,10 +15,7 @@ import pyarrow.feather
 from cachedfs.datasets import pack
 from cachedfs.packing.sources import csv_records
 from tests.packing import packs
-
-
-def lines(*texts):
-    return "".join(f"{text}\n" for text in texts).encode()
+from tests.packing.packs import lines
 
 
 def as_packed(column):
@@ -136,34 +133,14 @@ def test_unknown_csv_options_are_refused(tmp_path):
 # Gaps.
 
 
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("x.csv", b"a,b,c,t,k\n1,,3,true,x\n,2,,,y\n4,5,6,false,z\n"),
-        (
-            "x.jsonl",
-            lines(
-                '{"a": 1, "c": 3, "t": true, "k": "x"}',
-                '{"b": 2, "c": null, "k": "y"}',
-                '{"a": 4, "b": 5, "c": 6, "t": false, "k": "z"}',
-            ),
-        ),
-        (
-            "x.parquet",
-            packs.parquet(
-                pa.table(
-                    {
-                        "a": [1, None, 4],
-                        "b": [None, 2, 5],
-                        "c": pa.array([3, None, 6], pa.uint8()),
-                        "t": [True, None, False],
-                        "k": ["x", "y", "z"],
-                    }
-                )
-            ),
-        ),
-    ],
-)
+GAPS = [
+    {"a": 1, "c": 3, "t": True, "k": "x"},
+    {"b": 2, "c": None, "k": "y"},
+    {"a": 4, "b": 5, "c": 6, "t": False, "k": "z"},
+]
+
+
+@pytest.mark.parametrize(("name", "data"), packs.in_each_format(GAPS))
 def test_integers_and_booleans_with_gaps_are_floats_with_nan(tmp_path, name, data):
     nan = float("nan")
     found = packs.packed(tmp_path, {name: data})
@@ -174,24 +151,15 @@ def test_integers_and_booleans_with_gaps_are_floats_with_nan(tmp_path, name, dat
     assert set(packs.packed(tmp_path, {name: data}, columns={"a": "float32"})) == set(found)
 
 
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("x.csv", b"a,b\n9007199254740993,1\n,9007199254740993\n1,\n"),
-        ("x.jsonl", b'{"a": 9007199254740993, "b": 1}\n{"b": 9007199254740993}\n{"a": 1}\n'),
-        (
-            "x.parquet",
-            packs.parquet(pa.table({"a": [2**53 + 1, None, 1], "b": [1, 2**53 + 1, None]})),
-        ),
-    ],
-)
+LARGE = [{"a": 2**53 + 1, "b": 1}, {"b": 2**53 + 1}, {"a": 1}]
+
+
+@pytest.mark.parametrize(("name", "data"), packs.in_each_format(LARGE))
 def test_large_integers_with_gaps_are_one_error_that_names_all_columns(tmp_path, name, data):
     with pytest.raises(ValueError, match=r"column 'a': .*9007199254740993.*column 'b': .*; columns="):
         packs.packed(tmp_path, {name: data})
-    found = packs.packed(
-        tmp_path, {name: data}, columns={"a": "utf8" if "csv" in name else "float64", "b": "float64"}
-    )
-    assert set(found) == {"a", "b"}
+    types = {"a": "utf8" if "csv" in name else "float64", "b": "float64"}
+    assert set(packs.packed(tmp_path, {name: data}, columns=types)) == {"a", "b"}
 
 
 # Several Parquet and Feather files.
@@ -262,14 +230,7 @@ def test_a_file_that_was_not_looked_at_keeps_its_values_or_is_named(tmp_path, mo
         packs.packed(tmp_path, files)
 
 
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("x.csv", b"x\n1\n2\n"),
-        ("x.jsonl", b'{"x": 1}\n{"x": 2}\n'),
-        ("x.parquet", packs.parquet(pa.table({"x": [1, 2]}))),
-    ],
-)
+@pytest.mark.parametrize(("name", "data"), packs.in_each_format([{"x": 1}, {"x": 2}]))
 def test_hive_folders_are_columns(tmp_path, name, data):
     files = {f"src/label={label}/year={year}/{name}": data for label, year in (("a b", 7), ("c", 8))}
     for path, content in files.items():

@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 
 from cachedfs.packing.pack_types import Array, Field, SampleBatch
 from cachedfs.packing.sources.arrow_types import (
-    decoded,
     holds_bytes,
     is_bytes,
     is_list,
@@ -92,17 +91,15 @@ def unified(schema: pa.Schema, other: pa.Schema, given: Collection[str]) -> pa.S
 
     Columns whose type is `given` keep that of the first schema. Raises ValueError for types that have nothing in common.
     """
-    names = [each.name for each in schema if each.name in other.names and each.name not in given]
+    names = [name for name in schema.names if name in other.names and name not in given]
     try:
-        both = [
-            pa.schema([(name, decoded(each.field(name).type)) for name in names]) for each in (schema, other)
-        ]
+        both = [pa.schema([(name, each.field(name).type) for name in names]) for each in (schema, other)]
         found = pa.unify_schemas(both, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         reason = str(error).removeprefix("Unable to merge: ")
         raise ValueError(f"{reason}; columns={{...}} gives such a column one type") from error
     types = {each.name: each.type for each in found}
-    return pa.schema([(each.name, types.get(each.name, decoded(each.type))) for each in schema])
+    return pa.schema([(each.name, types.get(each.name, each.type)) for each in schema])
 
 
 def cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -182,7 +179,6 @@ def _field(name: str, type_: pa.DataType, given: str | None = None) -> Field:
         return _parsed(name, given)
     if isinstance(type_, pa.FixedShapeTensorType):
         return _tensor(name, type_)
-    type_ = decoded(type_)
     if is_number(type_):
         return Field(name, _dtype(type_))
     if (units := _units(type_)) is not None:
@@ -231,8 +227,6 @@ def batch_of(table: pa.Table, fields: Sequence[Field]) -> SampleBatch:
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
     found = column.combine_chunks()
     found = found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
     return found.storage if isinstance(found, pa.ExtensionArray) else found

@@ -72,14 +72,17 @@ def _stored_field(field: pa.Field) -> pa.Field:
     return field.with_type(stored_type(field.type))
 
 
-def decoded(type_: pa.DataType) -> pa.DataType:
-    """Return the type of the values of a dictionary; other types as they are."""
+def decoded(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with the type of the values of each dictionary."""
+    return pa.schema([each.with_type(_decoded(each.type)) for each in schema])
+
+
+def _decoded(type_: pa.DataType) -> pa.DataType:
     return type_.value_type if pa.types.is_dictionary(type_) else type_
 
 
 def holds_bytes(type_: pa.DataType) -> bool:
-    if pa.types.is_dictionary(type_):
-        type_ = type_.value_type
+    type_ = _decoded(type_)
     return is_bytes(type_) or any(holds_bytes(type_.field(i).type) for i in range(type_.num_fields))
 
 

@@ -186,9 +186,9 @@ def _decoded(data: bytes, name: str, *, is_oriented: bool) -> Array:
             pixels = np.asarray(image)
     except UnidentifiedImageError as error:  # its text has the address of the buffer
         raise BadFile(name, "Pillow cannot decode the image: it is of no format that Pillow knows") from error
-    except BadFile:
+    except (BadFile, MemoryError):
         raise
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except Exception as error:  # Pillow's plugins raise errors of many types for data that they cannot decode
         raise BadFile(name, f"Pillow cannot decode the image: {error}") from error
     if pixels.nbytes > MAX_SAMPLE:
         raise BadFile(name, f"it has {pixels.nbytes:,} bytes decoded, more than {MAX_SAMPLE:,}")

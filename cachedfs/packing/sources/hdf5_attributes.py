@@ -31,12 +31,8 @@ def attributes_of(name: str, of: Any, field: Field | None, notes: list[str]) -> 
         try:
             value = of.attrs[each]
             found[each] = _fill_value(value, field) if each == FILL and field else _as_json(value)
-        except (
-            TypeError,
-            ValueError,
-            OverflowError,
-            OSError,
-        ):  # h5py raises any of them for types that it lacks
+        # h5py raises any of them for types that it lacks.
+        except (TypeError, ValueError, OverflowError, OSError):
             notes.append(f"attribute {each!r} of {name or '/'!r} is left out: Zarr cannot hold its value")
     narrow = [each for each in SCALES if field and each in found and np.asarray(of.attrs[each]).dtype != "f8"]
     if narrow:

@@ -146,8 +146,6 @@ def _names_of(schema: pa.Schema) -> dict[str, list[str]]:
 
 def _named(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return a table with the split structs and the names of a file with this schema; it has some of the columns."""
-    table, names = (
-        unfolded(table, structs_of(schema)),
-        {path: iter(each) for path, each in _names_of(schema).items()},
-    )
+    table = unfolded(table, structs_of(schema))
+    names = {path: iter(each) for path, each in _names_of(schema).items()}
     return table.rename_columns([next(names[path]) for path in table.column_names])

@@ -43,14 +43,13 @@ class TableSource(RecordSource):
 
         `gaps` are columns with missing values outside of these tables.
         """
-        (first, table), *others = sampled
-        schema = pa.schema([each.with_type(decoded(each.type)) for each in table.schema])
+        (first, schema), *others = [(file, decoded(table.schema)) for file, table in sampled]
         for file, other in others:
             try:
-                schema = unified(schema, other.schema, self._given)
+                schema = unified(schema, other, self._given)
             except ValueError as error:
                 raise ValueError(f"{self.files.shown(file)}: {error}") from error
-            self._note_others(schema, other.schema, file)
+            self._note_others(schema, other, file)
         self._hive.columns = [each for each in self._hive.columns if each.name not in schema.names]
         schema = self._selected(pa.schema([*schema, *self._hive.columns]))
         found = (name for _, table in sampled for name in table.column_names if table[name].null_count)

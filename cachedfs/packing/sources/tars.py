@@ -74,10 +74,8 @@ class TarSource(SampleSource):
         return found
 
     def read(self, number: int) -> Iterator[SampleBatch]:
-        endings, where = (
-            [field.name for field in self.fields if field.name != NAMES],
-            self.files.shown(number),
-        )
+        endings = [field.name for field in self.fields if field.name != NAMES]
+        where = self.files.shown(number)
         with self.files.open(number) as raw:
             batch = _Parts(endings)
             for name, members in self._samples(raw, number):
