@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ def measured(dataset: Any, n: int) -> tuple[dict[str, float], float]:
     return best, found[workers][0] - best[workers]
 
 
-def main(said: Callable[[str], object] = print) -> int:
+def main() -> int:
     """Return the exit status."""
     service = SERVICES["gcs"]
     with tempfile.TemporaryDirectory(prefix="cachedfs-bench-") as name:
@@ -115,11 +115,11 @@ def main(said: Callable[[str], object] = print) -> int:
             import fsspec.config
 
             fsspec.config.set_conf_env(fsspec.config.conf)
-            said(f"samples/s, {n_cores()} cores, batches of {BATCH}, {N} samples of {SIZE >> 10} KiB")
+            print(f"samples/s, {n_cores()} cores, batches of {BATCH}, {N} samples of {SIZE >> 10} KiB")
             for row, (dataset, n) in datasets(f"cachedfs::gs://{BUCKET}").items():
                 times, start_s = measured(dataset, n)
                 rates = [f"{name} {n / s:,.0f}" for name, s in times.items()]
-                said(f"{row:28}  {'  '.join(rates)} (and {start_s:.1f} s to start)")
+                print(f"{row:28}  {'  '.join(rates)} (and {start_s:.1f} s to start)")
     return 0
 
 
