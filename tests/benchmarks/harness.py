@@ -74,6 +74,20 @@ def clean_environment() -> dict[str, str]:
     }
 
 
+def run_python(*arguments: str, environ: Mapping[str, str] = {}) -> Any:
+    """Run a new Python, such as `-c CODE`; return the JSON that it prints. Raises RuntimeError with its error."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=clean_environment() | environ,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return json.loads(done.stdout)
+
+
 class ContenderError(Exception):
     """The contender cannot do the workload."""
 

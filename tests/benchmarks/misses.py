@@ -14,7 +14,6 @@ import queue
 import random
 import resource
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import threading
@@ -31,7 +30,7 @@ import zarr
 from fsspec.asyn import AsyncFileSystem
 
 from cachedfs.sim import GCSServer
-from tests.benchmarks.harness import ROOT, Figure, Result
+from tests.benchmarks.harness import Figure, Result, run_python
 
 SIDE, N_CHUNKS = 181, 360  # chunks of 131 kB, which zstd makes half as large
 N_FILES = 20_000  # of 4 to 12 kB
@@ -261,16 +260,7 @@ def measure_misses(name: str, *, ours: bool = False) -> list[Result]:
         row.make(server)
         for _ in range(row.n_runs):
             for contender, runs in found.items():
-                command = [
-                    sys.executable,
-                    "-m",
-                    "tests.benchmarks.misses",
-                    name,
-                    contender,
-                    server.endpoint_url,
-                ]
-                done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
-                runs.append(json.loads(done.stdout))
+                runs.append(run_python("-m", "tests.benchmarks.misses", name, contender, server.endpoint_url))
     results = {
         contender: Result(name, contender, {key: Figure.of([run[key] for run in runs]) for key in runs[0]})
         for contender, runs in found.items()

@@ -7,9 +7,7 @@ not counted. `filled` is when all is in the shared cache, from the beginning of 
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -17,6 +15,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from cachedfs.sim import DriveServer, GCSServer
+from tests.benchmarks.harness import run_python
 
 N_SMALL = 2000  # files of 4 to 12 kB
 LARGE = 192 << 20
@@ -52,15 +51,9 @@ class Session(NamedTuple):
 def session(server: Any, disk: str, path: str, account: Mapping[str, str], **options: Any) -> Session:
     """Read all at `path` with the cache in `disk`."""
     server.reset()
-    environ = {**os.environ, **account, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
+    environ = {**account, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
     given = json.dumps({"cache_dir": disk, "keep_free": 0, **options})
-    done = subprocess.run(
-        [sys.executable, "-c", READ, given, path],
-        env=environ,
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    read_s, filled_s, n = json.loads(done.stdout)
+    read_s, filled_s, n = run_python("-c", READ, given, path, environ=environ)
     assert n in (N_SMALL, LARGE)
     return Session(read_s, filled_s, len(server.requests))
 
