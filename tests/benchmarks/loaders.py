@@ -6,7 +6,6 @@ Prints the table of docs/guide-training.md: samples per second, the best of seve
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -102,8 +101,7 @@ def measured(dataset: Any, n: int) -> tuple[dict[str, float], float]:
     return best, found[workers][0] - best[workers]
 
 
-def main() -> int:
-    """Return the exit status."""
+def main() -> None:
     service = SERVICES["gcs"]
     with tempfile.TemporaryDirectory(prefix="cachedfs-bench-") as name:
         folder = Path(name) / "data" / BUCKET
@@ -120,8 +118,7 @@ def main() -> int:
                 times, start_s = measured(dataset, n)
                 rates = [f"{name} {n / s:,.0f}" for name, s in times.items()]
                 print(f"{row:28}  {'  '.join(rates)} (and {start_s:.1f} s to start)")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

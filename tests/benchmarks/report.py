@@ -14,7 +14,7 @@ from typing import Any
 from cachedfs.sim import PROFILES
 from tests.benchmarks import misses, training
 from tests.benchmarks.abuse import CONTENDERS, ROWS
-from tests.benchmarks.bounds import LATER, Verdict
+from tests.benchmarks.bounds import Verdict
 from tests.benchmarks.harness import Result
 from tests.benchmarks.mount import COLD_RATE, CROWD, CROWD_S, FIRST_BYTE_S, WARM_RATE
 from tests.benchmarks.services import DRIVE_EVEN, DRIVE_TYPICAL, SERVICES
@@ -224,8 +224,7 @@ def _bounds(verdicts: list[Verdict]) -> str:
         if v.allowed > v.at_most:
             at_most += f", here {v.allowed:.2g}: local files take {v.allowed / v.at_most:.1f} x as long"
         lines.append(_line([f"{TITLES[v.row]}: {v.what}", value, at_most, v.verdict]))
-    later = ["", "Later, and not measured yet:", "", *(f"- {text}" for text in LATER)] if LATER else []
-    return "\n".join([*lines, *later])
+    return "\n".join(lines)
 
 
 def _about(about: dict[str, Any], results: list[Result]) -> str:
