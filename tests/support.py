@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 import fsspec
 
 from cachedfs.core import engines
+from cachedfs.core.engine import Engine
 from cachedfs.filesystem import CachedDriveFileSystem, CachedFileSystem, CachedGCSFileSystem
 from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.sim import DriveServer, GCSServer, SimServer
@@ -84,6 +85,24 @@ def until(condition: Callable[[], object], *, within_s: float = 120.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "what was waited for did not happen"
         time.sleep(0.005)
+
+
+def until_quiet(engine: Engine) -> None:
+    """Wait until all is stored and nothing is left: no request, lookup, task or fetch lock, also ahead of readers."""
+
+    async def is_quiet() -> (
+        bool
+    ):  # on the loop, where no request is between the queue and the list of active ones
+        ahead = engine.speculation.queued or engine.speculation._lookups
+        return not (ahead or engine.active_requests or engine.by_block)
+
+    def is_free() -> bool:
+        locks = engine.cache.locks.held().keys() - {engine.cache.space.writer & (1 << 62) - 1}
+        return not (
+            engine.by_block or engine.active_requests or engine.lookups._running or engine._tasks or locks
+        )
+
+    until(lambda: engine.drain(120) and engine.run(is_quiet()) and is_free())
 
 
 def stack_dump() -> str:
