@@ -48,6 +48,11 @@ def noise(size: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
+def files_below(folder: pathlib.Path) -> dict[str, bytes]:
+    """Return the bytes of all files below a local folder, by their paths in it."""
+    return {str(each.relative_to(folder)): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+
+
 class WebServer(http.server.ThreadingHTTPServer):
     """Serves the files of a folder over HTTP until it is closed."""
 
