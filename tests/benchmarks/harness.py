@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -53,9 +53,6 @@ class Result:
     outcome: str = ""  # the result of an accident, as text
     stolen: float = 0.0  # the share of the CPU time that other machines of the host took meanwhile
     when: str = ""  # the day of the measurement
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Result:

@@ -53,7 +53,7 @@ def save(path: Path, results: list[Result], verdicts: list[Verdict], took_s: flo
             for name in NOT_MEASURED
         },
     }
-    rows = {"results": [r.to_json() for r in results], "verdicts": [asdict(v) for v in verdicts]}
+    rows = {"results": [asdict(r) for r in results], "verdicts": [asdict(v) for v in verdicts]}
     path.write_text(json.dumps({"about": about, **rows}, indent=1) + "\n")
 
 

@@ -301,7 +301,7 @@ def measure_training(row: Row, contender: str, folder: Path) -> Result:
                     more=_environment(row),
                 ) as session,
             ):
-                tried.append(session.order(train=_do(row, contender), contender=contender, **options))
+                tried.append(session.order(train=row.do, contender=contender, **options))
     except ContenderError as error:
         result.error = str(error)
         return result
@@ -319,10 +319,6 @@ def measure_training(row: Row, contender: str, folder: Path) -> Result:
     result.requests = {"in all": float(best["requests"])}
     result.outcome = row.shown(figures)
     return result
-
-
-def _do(row: Row, contender: str) -> str:
-    return "by_zarr" if (row.do, contender) == ("random_samples", "zarr") else row.do
 
 
 def _environment(row: Row) -> dict[str, str]:
