@@ -508,16 +508,11 @@ def test_an_import_keeps_the_size_limit_and_pinned_blocks(cloud, machine, tmp_pa
 
 # Kills.
 
-SMALL = """
-    from cachedfs.shared import gatherer
-    gatherer.FILE = 24 << 10
-"""
-
-EXPORT = (
-    SMALL
-    + """
+EXPORT = """
     import os, signal, sys, warnings, fsspec
     from fsspec.callbacks import Callback
+    from cachedfs.shared import gatherer
+    gatherer.FILE = 24 << 10
     warnings.simplefilter("ignore")
 
     class Deadly(Callback):
@@ -532,18 +527,12 @@ EXPORT = (
     else:
         print(fs.import_cache(sys.argv[2], callback=Deadly()).blocks)
 """
-)
-
-
-def child(place, *arguments):
-    command = [sys.executable, "-c", textwrap.dedent(EXPORT), *map(str, arguments)]
-    return subprocess.Popen(command, env=place._environment(), stdout=subprocess.PIPE, text=True)
 
 
 def killed(place, *arguments):
-    process = child(place, *arguments)
-    process.communicate(timeout=600)
-    assert process.returncode == -signal.SIGKILL
+    command = [sys.executable, "-c", textwrap.dedent(EXPORT), *map(str, arguments)]
+    done = subprocess.run(command, env=place._environment(), capture_output=True, timeout=600, check=False)
+    assert done.returncode == -signal.SIGKILL
     tally("exports and imports killed")
 
 
