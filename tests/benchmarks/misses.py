@@ -35,7 +35,11 @@ from tests.benchmarks.harness import Figure, Result, run_python
 SIDE, N_CHUNKS = 181, 360  # chunks of 131 kB, which zstd makes half as large
 N_FILES = 20_000  # of 4 to 12 kB
 CONCURRENCY = 64  # chunks that zarr reads at once
-OURS = ("cachedfs", "dataset", "pack")
+NAMES = {
+    "cachedfs": "**cachedfs**",
+    "dataset": "**cachedfs**, `FileDataset` and `Loader`",
+    "pack": "**cachedfs**, `pack`",
+}
 STORED_S = 0.3  # what is stored behind the read counts
 
 
@@ -254,7 +258,7 @@ def _measured(row: str, contender: str, endpoint_url: str) -> dict[str, float]:
 def measure_misses(name: str, *, ours: bool = False) -> list[Result]:
     """Return a result for each contender; that of cachedfs has its ratios to the others of the run."""
     row = ROWS[name]
-    contenders = [each for each in row.contenders if not ours or each in OURS]
+    contenders = [each for each in row.contenders if not ours or each in NAMES]
     found: dict[str, list[dict[str, float]]] = {contender: [] for contender in contenders}
     with GCSServer("table", process=True) as server:
         server.put("b", "x", b"1")
@@ -271,26 +275,9 @@ def measure_misses(name: str, *, ours: bool = False) -> list[Result]:
         for key, figure in result.figures.items():
             if contender != "cachedfs" and key in own:
                 # The dataset and the pack are compared with `fs.cat`, and `fs.cat` with the others.
-                one, other = (figure, own[key]) if contender in OURS else (own[key], figure)
+                one, other = (figure, own[key]) if contender in NAMES else (own[key], figure)
                 own[f"{contender} {key}"] = Figure.of([one.median / other.median])
     return list(results.values())
-
-
-def table(results: list[Result]) -> str:
-    """Return the figures of all contenders of these rows."""
-    lines = ["| first reads | by | seconds | CPU seconds | second pass |", "|---|---|---|---|---|"]
-    for result in results:
-        if result.row in ROWS:
-            by = {"cachedfs": "**cachedfs**", "dataset": "**cachedfs**, `FileDataset` and `Loader`"}
-            by["pack"] = "**cachedfs**, `pack`"
-            cells = [
-                f"{result.figures[key].median:.3g}" if key in result.figures else ""
-                for key in ("s", "cpu_s", "second s")
-            ]
-            lines.append(
-                f"| {ROWS[result.row].title} | {by.get(result.contender, result.contender)} | {' | '.join(cells)} |"
-            )
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":
