@@ -163,12 +163,12 @@ def hit_ratio(figures: Mapping[str, float]) -> float:
     return 1 - figures["later"] / ((N_EPOCHS - 1) * BLOCKS * MiB)
 
 
+def _at(f: Mapping[str, float]) -> dict[str, float]:
+    return {name.removeprefix("at "): value for name, value in f.items() if name.startswith("at ")}
+
+
 def _resumed(f: Mapping[str, float]) -> str:
-    return ", ".join(
-        f"{name.removeprefix('at ')}: {value * 1e3:.0f} ms"
-        for name, value in f.items()
-        if name.startswith("at ")
-    )
+    return ", ".join(f"{place}: {value * 1e3:.0f} ms" for place, value in _at(f).items())
 
 
 def _packed(f: Mapping[str, float]) -> str:
@@ -181,9 +181,7 @@ def _packed(f: Mapping[str, float]) -> str:
 
 
 def _ratio(f: Mapping[str, float]) -> str:
-    return ", ".join(
-        f"{name.removeprefix('at ')}: {value:.3f}" for name, value in f.items() if name.startswith("at ")
-    )
+    return ", ".join(f"{share}: {value:.3f}" for share, value in _at(f).items())
 
 
 # Rows.
