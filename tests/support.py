@@ -93,7 +93,10 @@ def until(condition: Callable[[], object], *, within_s: float = 120.0) -> None:
 
 
 def until_quiet(engine: Engine) -> None:
-    """Wait until all is stored and nothing is left: no request, lookup, task or fetch lock, also ahead of readers."""
+    """Wait until all is stored and nothing is left: no request, lookup, task or fetch lock, also ahead of readers.
+
+    Not for a second engine of one cache: the lock of the first one's writer stays until the process ends.
+    """
 
     async def is_quiet() -> (
         bool

@@ -48,7 +48,7 @@ def test_a_used_up_download_quota_is_an_error_and_cached_data_is_still_read(driv
     forget()
     again = fsspec.filesystem("cdrive")
     assert again.cat_file(path, MiB, 2 * MiB) == data[MiB : 2 * MiB]
-    until_quiet(again._objects.engine)
+    until(lambda: not again._objects.engine.active_requests)
     assert "media" not in drive.asked()
 
 
