@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 import fsspec
 
 from cachedfs.core import engines
+from cachedfs.core.engine import Engine
 from cachedfs.filesystem import CachedDriveFileSystem, CachedFileSystem, CachedGCSFileSystem
 from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.sim import DriveServer, GCSServer, SimServer
@@ -45,6 +46,11 @@ def noise(size: int, seed: int = 0) -> bytes:
     import random
 
     return random.Random(seed).randbytes(size)
+
+
+def files_below(folder: pathlib.Path) -> dict[str, bytes]:
+    """Return the bytes of all files below a local folder, by their paths in it."""
+    return {str(each.relative_to(folder)): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
 
 
 class WebServer(http.server.ThreadingHTTPServer):
@@ -84,6 +90,27 @@ def until(condition: Callable[[], object], *, within_s: float = 120.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "what was waited for did not happen"
         time.sleep(0.005)
+
+
+def until_quiet(engine: Engine) -> None:
+    """Wait until all is stored and nothing is left: no request, lookup, task or fetch lock, also ahead of readers.
+
+    Not for a second engine of one cache: the lock of the first one's writer stays until the process ends.
+    """
+
+    async def is_quiet() -> (
+        bool
+    ):  # on the loop, where no request is between the queue and the list of active ones
+        ahead = engine.speculation.queued or engine.speculation._lookups
+        return not (ahead or engine.active_requests or engine.by_block)
+
+    def is_free() -> bool:
+        locks = engine.cache.locks.held().keys() - {engine.cache.space.writer & (1 << 62) - 1}
+        return not (
+            engine.by_block or engine.active_requests or engine.lookups._running or engine._tasks or locks
+        )
+
+    until(lambda: engine.drain(120) and engine.run(is_quiet()) and is_free())
 
 
 def stack_dump() -> str:

@@ -10,152 +10,62 @@ import datetime
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from tests.benchmarks import abuse, bounds, misses, process, report, training
 from tests.benchmarks.harness import Figure, Plan, Result, measure
 from tests.benchmarks.services import SERVICES
-from tests.benchmarks.workloads import FLOORS, STORED, WORKLOADS, Workload
+from tests.benchmarks.workloads import FLOORS, WORKLOADS, Workload
 
-# Contenders of workloads that not all can do: others would need minutes or are not comparable.
-PEERS: dict[str, list[str]] = {
-    "whole": ["gcsfs", "obstore"],
-    # Not obstore: one request for each of 5000 seeks.
-    "seek_small": ["gcsfs", "blockcache", "filecache", "simplecache"],
-    "seek_big": ["blockcache", "filecache", "simplecache"],
-    "cat_4k": [],
-    "text_lines": [],
-    "binary_lines": [],
-    "drive_many_bad": [],
-    "drive_minute": [],
-    "drive_minute_fixed": [],
-    "drive_minute_half": [],
-    "drive_day": [],
-    "drive_list": ["mount", "pydrive2", "gdrive"],
-    "steps": ["gcsfs", "obstore"],
-    "steps_small": ["gcsfs", "blockcache"],
-    "steps_large": ["gcsfs", "blockcache", "obstore"],
-    "steps_lines": ["gcsfs", "blockcache"],
-    "first_byte": ["gcsfs", "obstore"],
-    # Half a minute for each peer, at 192 MiB.
-    "gigabyte_small": [],
-    "gigabyte_large": [],
-    "gigabyte_lines": [],
-    # No peer has anything like it.
-    "one_by_one_ahead": [],
-    "batched_ahead": [],
-    "whole_ahead": [],
-    "drive_many_known": [],
-    "beside_small": [],
-    "beside_block": [],
-}
-ARRAYS = ("dense", "samples", "steps")  # what tensorstore can read
-# The number of items that slow peers do; their results are scaled. --full: all.
-SAMPLES = {
-    ("random", "gcsfs"): 40,
-    ("one_by_one", "gcsfs"): 30,
-    ("one_by_one", "blockcache"): 20,
-    ("one_by_one", "filecache"): 20,
-    ("one_by_one", "simplecache"): 20,
-    ("batched", "blockcache"): 32,
-    ("batched", "filecache"): 32,
-    ("batched", "simplecache"): 32,
-    ("steps_lines", "gcsfs"): 1,
-    ("samples", "gcsfs"): 30,
-    ("samples", "blockcache"): 30,
-    ("drive_batch", "mount"): 20,
-    ("drive_batch", "pydrive2"): 8,
-    ("drive_batch", "gdrive"): 8,
-    ("drive_batch_typical", "mount"): 20,
-    ("drive_batch_typical", "pydrive2"): 8,
-    ("drive_batch_typical", "gdrive"): 8,
-    ("drive_many", "mount"): 20,
-    ("drive_many", "pydrive2"): 8,
-    ("drive_many", "gdrive"): 8,
-    ("drive_many", "drive"): 64,
-    ("drive_one_by_one", "mount"): 10,
-    ("drive_one_by_one", "pydrive2"): 6,
-    ("drive_one_by_one", "gdrive"): 6,
-    ("drive_one_by_one", "drive"): 10,
-}
-OUR_COLD = {
-    "one_by_one": 1,
-    "random": 2,
-    "samples": 2,
-    "drive_one_by_one": 1,
-    "drive_many": 1,
-    "drive_many_bad": 1,
-    "drive_minute": 1,
-    "drive_minute_fixed": 1,
-    "drive_minute_half": 1,
-    "drive_day": 1,
-    "drive_list": 1,
-    "gigabyte_small": 1,
-    "gigabyte_large": 1,
-    "gigabyte_lines": 1,
-}  # passes with an empty cache; 3 for the others
 IMPORTS = 9
 
 
 def plan(workload: Workload, contender: str, options: argparse.Namespace) -> Plan:
     """Return how often and on how many items a contender does a workload."""
-    n = workload.n if options.full else SAMPLES.get((workload.name, contender), workload.n)
+    n = workload.n if options.full else workload.peers.get(contender) or workload.n
     if options.quick and workload.name == "one_by_one":
         n = min(n, 30)
     ours, local = contender == "cachedfs", contender == "local"
-    n_cold = (
-        OUR_COLD.get(workload.name, 3) if ours and not workload.is_warm else 3 if contender == "floor" else 1
-    )
+    n_cold = workload.n_cold if ours and not workload.is_warm else 3 if contender == "floor" else 1
     n_second = 9 if ours else 5 if local or workload.is_warm else 1
     if options.quick or (contender == "floor" and workload.name == "one_by_one"):
         n_cold, n_second = 1, min(n_second, 3)
     n_new = 5 if ours and not workload.is_warm else 0
-    return Plan(
-        workload.name,
-        contender,
-        n,
-        workload.n,
-        n_cold,
-        n_second,
-        n_new,
-        workload.is_warm,
-        workload.in_flight if ours else 0,
-        is_beside_floor=ours and workload.name in STORED,
-    )
+    return Plan(workload, contender, n, n_cold, n_second, n_new)
 
 
 def contenders(workload: Workload, options: argparse.Namespace) -> list[str]:
     """Return the contenders of a workload."""
     if options.ours:
         return ["cachedfs"]
-    known = SERVICES[workload.service].contenders
-    others = [name for name in known if name not in ("local", "floor", "tensorstore", "cachedfs")]
-    peers = PEERS.get(workload.name, others)
-    if workload.name in ARRAYS:
-        peers = [*peers, "tensorstore"]
     floor = ["floor"] if workload.name in FLOORS else []
-    return ["local", *peers, *floor, "cachedfs"]
+    return ["local", *workload.peers, *floor, "cachedfs"]
 
 
 def run(options: argparse.Namespace, folder: Path, said: Callable[[list[Result]], object]) -> list[Result]:
     """Return all results and print each; `said` is called with the results so far."""
     results: list[Result] = []
     processor = process.Processor()
-
-    def say(result: Result) -> None:
-        result.stolen, result.when = (
-            processor.stolen(),
-            datetime.datetime.now(datetime.UTC).date().isoformat(),
-        )
+    for result in measured(options, folder):
+        result.stolen = processor.stolen()
+        result.when = datetime.datetime.now(datetime.UTC).date().isoformat()
         results.append(result)
         print_result(result)
         said(results)
+    return results
 
-    wanted = [workload for name, workload in WORKLOADS.items() if not options.only or name in options.only]
-    for name in {workload.service: None for workload in wanted}:
+
+def measured(options: argparse.Namespace, folder: Path) -> Iterator[Result]:
+    """Yield the results of all rows, or of those of `--only`."""
+
+    def wanted(rows: Iterable[str]) -> list[str]:
+        return [name for name in rows if not options.only or name in options.only]
+
+    workloads = [WORKLOADS[name] for name in wanted(WORKLOADS)]
+    for name in {workload.service: None for workload in workloads}:
         SERVICES[name].make(SERVICES[name].local(folder))
-    for workload in wanted:
+    for workload in workloads:
         service = SERVICES[workload.service]
         for contender in contenders(workload, options):
             # A new server for each, so that all have the same latencies.
@@ -163,25 +73,17 @@ def run(options: argparse.Namespace, folder: Path, said: Callable[[list[Result]]
             with service.server(
                 workload.profile, folder=where, process=True, time_scale=workload.time_scale
             ) as server:
-                result = measure(service, server, folder, plan(workload, contender, options))
-            say(result)
-    abused = [name for name in abuse.ROWS if not options.only or name in options.only]
-    for contender in ["cachedfs"] if options.ours else abuse.CONTENDERS:
-        for result in abuse.measure_abuse(abused, contender, folder) if abused else ():
-            say(result)
-    for name, row in training.ROWS.items():
+                yield measure(service, server, folder, plan(workload, contender, options))
+    if accidents := wanted(abuse.ROWS):
+        for contender in ["cachedfs"] if options.ours else abuse.CONTENDERS:
+            yield from abuse.measure_abuse(accidents, contender, folder)
+    for row in map(training.ROWS.__getitem__, wanted(training.ROWS)):
         for contender in training.contenders(row, ours=options.ours):
-            if not options.only or name in options.only:
-                say(training.measure_training(row, contender, folder))
-    for name in misses.ROWS:
-        for result in (
-            misses.measure_misses(name, ours=options.ours) if not options.only or name in options.only else ()
-        ):
-            say(result)
-    for name, extra in (("import", import_result), ("memory", memory_result)):
-        if not options.only or name in options.only:
-            say(extra(folder, options))
-    return results
+            yield training.measure_training(row, contender, folder)
+    for name in wanted(misses.ROWS):
+        yield from misses.measure_misses(name, ours=options.ours)
+    for name in wanted(OF_PROCESS):
+        yield OF_PROCESS[name](folder, options)
 
 
 def import_result(folder: Path, options: argparse.Namespace) -> Result:
@@ -195,6 +97,9 @@ def memory_result(folder: Path, options: argparse.Namespace) -> Result:
     result = Result("memory", "cachedfs", {"s": Figure.of([took]), "MB": Figure.of([growth], 1e-6)})
     result.sample = f"{size} of 10" if size < 10 else ""
     return result
+
+
+OF_PROCESS = {"import": import_result, "memory": memory_result}
 
 
 def print_result(result: Result) -> None:
@@ -215,7 +120,7 @@ def print_result(result: Result) -> None:
 def main() -> int:
     """Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    names = [*WORKLOADS, *abuse.ROWS, *training.ROWS, *misses.ROWS, "import", "memory"]
+    names = [*WORKLOADS, *abuse.ROWS, *training.ROWS, *misses.ROWS, *OF_PROCESS]
     parser.add_argument(
         "--json", type=Path, help="write all figures to this file; with --only, the other rows in it stay"
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +81,3 @@ def _make_arrays(folder: Path) -> None:
     sharded: dict[str, Any] = {"shape": SAMPLES_SHAPE, "chunks": SAMPLES_CHUNK, "shards": SAMPLES_SHARD}
     array = zarr.create_array(folder / SAMPLES, dtype="uint8", **sharded)
     array[:] = rng.integers(0, 256, SAMPLES_SHAPE, "uint8")
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("error")
-    make(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""How measurements are made: processes, passes, medians. Independent of workloads and bounds."""
+"""How measurements are made: processes, passes, medians."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from tests.benchmarks.services import BUCKET, Server, Service, ideal_s
+from tests.benchmarks.workloads import STORED, Workload
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,9 +54,6 @@ class Result:
     stolen: float = 0.0  # the share of the CPU time that other machines of the host took meanwhile
     when: str = ""  # the day of the measurement
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Result:
         figures = {name: Figure(**figure) for name, figure in values["figures"].items()}
@@ -72,6 +70,20 @@ def clean_environment() -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "PYTHONPYCACHEPREFIX": str(compiled),
     }
+
+
+def run_python(*arguments: str, environ: Mapping[str, str] = {}) -> Any:
+    """Run a new Python, such as `-c CODE`; return the JSON that it prints. Raises RuntimeError with its error."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=clean_environment() | environ,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return json.loads(done.stdout)
 
 
 class ContenderError(Exception):
@@ -141,22 +153,19 @@ class Session:
 class Plan:
     """How often and on how many items one contender does one workload."""
 
-    row: str
+    workload: Workload
     contender: str
     n: int  # items that it does
-    n_whole: int
-    n_cold: int = 1
-    n_second: int = 3
-    n_new: int = 1
-    is_warm: bool = False
-    in_flight: int = 0  # concurrency of the ideal schedule that cold passes are compared with; 0: none
-    is_beside_floor: bool = False  # after each cold pass, a raw client writes the same bytes to new files
+    n_cold: int
+    n_second: int
+    n_new: int
 
 
 def measure(service: Service, server: Server, folder: Path, plan: Plan) -> Result:
     """Return all results of one contender for one workload; an error of the contender is a result, too."""
-    sample = "" if plan.n == plan.n_whole else f"{plan.n} of {plan.n_whole}"
-    result = Result(plan.row, plan.contender, sample=sample)
+    whole = plan.workload.n
+    sample = "" if plan.n == whole else f"{plan.n} of {whole}"
+    result = Result(plan.workload.name, plan.contender, sample=sample)
     try:
         if plan.contender == "floor":
             _measure_floor(service, server, folder, plan, result)
@@ -169,37 +178,37 @@ def measure(service: Service, server: Server, folder: Path, plan: Plan) -> Resul
 
 def _measure_floor(service: Service, server: Server, folder: Path, plan: Plan, result: Result) -> None:
     with Session(service, server, "floor", folder) as session:
-        order = {"row": plan.row, "endpoint": server.endpoint_url, "bucket": BUCKET}
+        order = {"row": plan.workload.name, "endpoint": server.endpoint_url, "bucket": BUCKET}
         _keep(result, "cold", [session.order(**order) for _ in range(plan.n_cold)], 1)
 
 
 def _measure_passes(service: Service, server: Server, folder: Path, plan: Plan, result: Result) -> None:
-    local = str(service.local(folder))
-    order = {"row": plan.row, "base": service.base(plan.contender, folder), "n": plan.n}
+    local, workload, ours = str(service.local(folder)), plan.workload, plan.contender == "cachedfs"
+    order = {"row": workload.name, "base": service.base(plan.contender, folder), "n": plan.n}
     cold, second, new, beside, floor = [], [], [], [], []
     over_ideal, refused_late = [], []
     for number in range(plan.n_cold):
         with tempfile.TemporaryDirectory(dir=folder, prefix=f"{plan.contender}-") as cache:
             with Session(service, server, plan.contender, Path(cache)) as session:
                 cold.append(session.once(**order))
-                if plan.in_flight and server.count("media"):
-                    over_ideal.append(cold[-1]["seconds"] / _ideal_s(server, plan.in_flight))
+                if ours and workload.in_flight and server.count("media"):
+                    over_ideal.append(cold[-1]["seconds"] / _ideal_s(server, workload.in_flight))
                 refused_late.append(_n_refused(server, after_s=30.0))
                 if number == 0:
                     for _ in range(plan.n_second):
                         second.append(session.once(**order))
-                        if plan.contender == "cachedfs":
+                        if ours:
                             beside.append(session.once(**{**order, "base": local}))
-            if plan.is_beside_floor:
+            if ours and workload.name in STORED:  # a raw client writes the same bytes to new files
                 with Session(service, server, "floor", folder) as session:
-                    raw = {"row": plan.row, "endpoint": server.endpoint_url, "bucket": BUCKET}
+                    raw = {"row": workload.name, "endpoint": server.endpoint_url, "bucket": BUCKET}
                     stored = tempfile.mkdtemp(dir=cache)
                     floor.append(session.order(**raw, folder=stored))
             for _ in range(plan.n_new if number == 0 else 0):
                 with Session(service, server, plan.contender, Path(cache)) as session:
                     new.append(session.once(**order))
-    scale = plan.n_whole / plan.n
-    if not plan.is_warm:
+    scale = workload.n / plan.n
+    if not workload.is_warm:
         _keep(result, "cold", cold, scale)
         result.figures["cpu"] = Figure.of([answer["cpu"] for answer in cold], scale)
         _keep(result, "new", new, scale)
@@ -207,7 +216,7 @@ def _measure_passes(service: Service, server: Server, folder: Path, plan: Plan, 
             result.figures["waited"] = Figure.of([answer["waited"] for answer in cold])
     _keep(result, "second", second, scale)
     _keep(result, "beside", beside[1:], scale)  # local, each after one pass of ours in the same process
-    if not plan.is_warm:
+    if not workload.is_warm:
         result.figures["refused_late"] = Figure.of(refused_late)
     if floor:
         result.figures["floor_cpu"] = Figure.of([answer["cpu"] for answer in floor], scale)

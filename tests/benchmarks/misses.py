@@ -14,7 +14,6 @@ import queue
 import random
 import resource
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import threading
@@ -31,12 +30,16 @@ import zarr
 from fsspec.asyn import AsyncFileSystem
 
 from cachedfs.sim import GCSServer
-from tests.benchmarks.harness import ROOT, Figure, Result
+from tests.benchmarks.harness import Figure, Result, run_python
 
 SIDE, N_CHUNKS = 181, 360  # chunks of 131 kB, which zstd makes half as large
 N_FILES = 20_000  # of 4 to 12 kB
 CONCURRENCY = 64  # chunks that zarr reads at once
-OURS = ("cachedfs", "dataset", "pack")
+NAMES = {
+    "cachedfs": "**cachedfs**",
+    "dataset": "**cachedfs**, `FileDataset` and `Loader`",
+    "pack": "**cachedfs**, `pack`",
+}
 STORED_S = 0.3  # what is stored behind the read counts
 
 
@@ -141,13 +144,14 @@ class Row:
 def _make_chunks(server: GCSServer) -> None:
     import numpy as np
 
+    from tests.support import files_below  # not in the processes that are measured
+
     shape, chunks = (N_CHUNKS, SIDE, SIDE), (1, SIDE, SIDE)
     with tempfile.TemporaryDirectory() as folder:
         array = zarr.open_array(f"{folder}/a.zarr", mode="w", shape=shape, dtype="f4", chunks=chunks)
         array[:] = (np.random.default_rng(0).random(shape) * 512).astype("i2").astype("f4")
-        for path in Path(folder).rglob("*"):
-            if path.is_file():
-                server.put("b", str(path.relative_to(folder)), path.read_bytes())
+        for name, data in files_below(Path(folder)).items():
+            server.put("b", name, data)
 
 
 def _make_files(server: GCSServer) -> None:
@@ -254,23 +258,14 @@ def _measured(row: str, contender: str, endpoint_url: str) -> dict[str, float]:
 def measure_misses(name: str, *, ours: bool = False) -> list[Result]:
     """Return a result for each contender; that of cachedfs has its ratios to the others of the run."""
     row = ROWS[name]
-    contenders = [each for each in row.contenders if not ours or each in OURS]
+    contenders = [each for each in row.contenders if not ours or each in NAMES]
     found: dict[str, list[dict[str, float]]] = {contender: [] for contender in contenders}
     with GCSServer("table", process=True) as server:
         server.put("b", "x", b"1")
         row.make(server)
         for _ in range(row.n_runs):
             for contender, runs in found.items():
-                command = [
-                    sys.executable,
-                    "-m",
-                    "tests.benchmarks.misses",
-                    name,
-                    contender,
-                    server.endpoint_url,
-                ]
-                done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
-                runs.append(json.loads(done.stdout))
+                runs.append(run_python("-m", "tests.benchmarks.misses", name, contender, server.endpoint_url))
     results = {
         contender: Result(name, contender, {key: Figure.of([run[key] for run in runs]) for key in runs[0]})
         for contender, runs in found.items()
@@ -280,26 +275,9 @@ def measure_misses(name: str, *, ours: bool = False) -> list[Result]:
         for key, figure in result.figures.items():
             if contender != "cachedfs" and key in own:
                 # The dataset and the pack are compared with `fs.cat`, and `fs.cat` with the others.
-                one, other = (figure, own[key]) if contender in OURS else (own[key], figure)
+                one, other = (figure, own[key]) if contender in NAMES else (own[key], figure)
                 own[f"{contender} {key}"] = Figure.of([one.median / other.median])
     return list(results.values())
-
-
-def table(results: list[Result]) -> str:
-    """Return the figures of all contenders of these rows."""
-    lines = ["| first reads | by | seconds | CPU seconds | second pass |", "|---|---|---|---|---|"]
-    for result in results:
-        if result.row in ROWS:
-            by = {"cachedfs": "**cachedfs**", "dataset": "**cachedfs**, `FileDataset` and `Loader`"}
-            by["pack"] = "**cachedfs**, `pack`"
-            cells = [
-                f"{result.figures[key].median:.3g}" if key in result.figures else ""
-                for key in ("s", "cpu_s", "second s")
-            ]
-            lines.append(
-                f"| {ROWS[result.row].title} | {by.get(result.contender, result.contender)} | {' | '.join(cells)} |"
-            )
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,18 @@
 """Two mounts of one bucket that are killed and replaced, while other processes write and read in them.
 
-    python -m tests.benchmarks.mount_kills [SECONDS] [--seed N]
-
-Each version of a file is a JSON text with its number, its length and its checksum. So a read that mixes two versions, or
-that lacks a part, is seen. Two rules are checked:
+Each version of a file is a line with its number and its checksum. So a read that mixes two versions, or that lacks a
+part, is seen. Two rules are checked:
 
 - A read that succeeds gives a whole version that its writer began to write.
 - Once a write has succeeded, the object is that version or a later one.
 
-It prints what was counted, and fails for a torn read, a lost write or a process that hangs. Linux only, with FUSE.
+`tests/mount/test_kills.py` runs it. Linux only, with FUSE.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
-import json
 import multiprocessing
 import os
 import random
@@ -54,22 +50,18 @@ class Version(NamedTuple):
 
 
 def encoded(version: Version, pad: str) -> bytes:
-    """Return the text of a version, one line. It states its own length and checksum."""
-    body = json.dumps({"name": version.name, "number": version.number, "pad": pad})
-    line = json.dumps({"size": f"{0:010d}", "sum": f"{zlib.crc32(body.encode()):08x}", "body": body})
-    return line.replace(f"{0:010d}", f"{len(line) + 1:010d}", 1).encode() + b"\n"
+    """Return the text of a version, one line. It states its own checksum."""
+    body = f"{version.name} {version.number} {pad}".encode()
+    return b"%s %08x\n" % (body, zlib.crc32(body))
 
 
 def decoded(line: bytes) -> Version | None:
     """Return the version whose whole text `line` is, or None."""
-    try:
-        found = json.loads(line)
-        if int(found["size"]) != len(line) or int(found["sum"], 16) != zlib.crc32(found["body"].encode()):
-            return None
-        body = json.loads(found["body"])
-        return Version(body["name"], body["number"])
-    except (ValueError, LookupError, TypeError):
+    body, _, checksum = line.rpartition(b" ")
+    if checksum != b"%08x\n" % zlib.crc32(body):
         return None
+    name, number, _ = body.decode().split(" ", 2)
+    return Version(name, int(number))
 
 
 def versions_in(name: str, data: bytes) -> list[int] | None:
@@ -342,19 +334,3 @@ def check(versions: list[dict[str, Any]], endpoint: str, counts: Counter[str]) -
 
 def is_good(counts: dict[str, int]) -> bool:
     return not (counts["torn"] or counts["lost"] or counts["stuck"])
-
-
-def main() -> None:
-    """Run and print the counts; exit with 1 if a rule was broken."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("seconds", nargs="?", type=float, default=600.0)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    counts = run(given.seconds, given.seed)
-    for name, n in sorted(counts.items()):
-        print(f"{n:>9,}  {name}")
-    sys.exit(0 if is_good(counts) else 1)
-
-
-if __name__ == "__main__":
-    main()

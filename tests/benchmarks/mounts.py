@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import os
 import shutil
 import subprocess
@@ -202,7 +201,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("contenders", nargs="*", choices=[*CONTENDERS, []], help="all if none is named")
     parser.add_argument("--quick", action="store_true", help="a tenth of the data")
-    parser.add_argument("--json", metavar="FILE", help="write the seconds to FILE")
     parser.add_argument("--passthrough", nargs=2, metavar=("FROM", "TO"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.passthrough:
@@ -222,8 +220,6 @@ def main(arguments: list[str] | None = None) -> int:
             contender: measured(contender, work / "local", work, server.endpoint_url)
             for contender in contenders
         }
-    if options.json:
-        Path(options.json).write_text(json.dumps(results, indent=1))
     print(table(results, sizes))
     return 0
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from cachedfs.sim import GCSServer
-from tests.benchmarks.harness import clean_environment
+from tests.benchmarks.harness import run_python
 from tests.benchmarks.services import BUCKET
 
 _RSS = """
@@ -52,7 +49,7 @@ _OBJECT_SIZE = 2 << 30
 
 def import_cost(n: int) -> tuple[list[float], list[float]]:
     """Return the seconds and bytes that cachedfs adds to fsspec and aiohttp, each in n new processes."""
-    pairs = [_run(_IMPORT, {}) for _ in range(n + 1)][1:]  # the first one warms the page cache
+    pairs = [run_python("-c", _IMPORT) for _ in range(n + 1)][1:]  # the first one warms the page cache
     return [seconds for seconds, _ in pairs], [float(size) for _, size in pairs]
 
 
@@ -69,24 +66,11 @@ def memory_growth(folder: Path, size: int) -> tuple[float, float]:
             file.truncate(_OBJECT_SIZE)
         with GCSServer("off", folder=bucket.parent, process=True) as server:
             environ = {"FSSPEC_GS_TOKEN": "anon", "FSSPEC_GS_ENDPOINT_URL": server.endpoint_url}
-            environ |= {f"FSSPEC_CACHEDFS_{k}": v for k, v in _options(name).items()}
-            seconds, growth = _run(_READ, environ, f"cachedfs::gs://{BUCKET}/sparse.bin", str(size))
+            options = {"CACHE_DIR": f"{name}/cache", "CACHE_SIZE": "1GiB", "KEEP_FREE": "0"}
+            environ |= {f"FSSPEC_CACHEDFS_{k}": v for k, v in options.items()}
+            url = f"cachedfs::gs://{BUCKET}/sparse.bin"
+            seconds, growth = run_python("-c", _READ, url, str(size), environ=environ)
     return seconds, growth
-
-
-def _options(name: str) -> dict[str, str]:
-    return {"CACHE_DIR": f"{name}/cache", "CACHE_SIZE": "1GiB", "KEEP_FREE": "0"}
-
-
-def _run(code: str, environ: dict[str, str], *arguments: str) -> tuple[float, float]:
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(
-        command, env=clean_environment() | environ, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    seconds, size = json.loads(done.stdout)
-    return seconds, size
 
 
 class Processor:

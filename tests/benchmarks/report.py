@@ -14,7 +14,7 @@ from typing import Any
 from cachedfs.sim import PROFILES
 from tests.benchmarks import misses, training
 from tests.benchmarks.abuse import CONTENDERS, ROWS
-from tests.benchmarks.bounds import LATER, Verdict
+from tests.benchmarks.bounds import Verdict
 from tests.benchmarks.harness import Result
 from tests.benchmarks.mount import COLD_RATE, CROWD, CROWD_S, FIRST_BYTE_S, WARM_RATE
 from tests.benchmarks.services import DRIVE_EVEN, DRIVE_TYPICAL, SERVICES
@@ -53,7 +53,7 @@ def save(path: Path, results: list[Result], verdicts: list[Verdict], took_s: flo
             for name in NOT_MEASURED
         },
     }
-    rows = {"results": [r.to_json() for r in results], "verdicts": [asdict(v) for v in verdicts]}
+    rows = {"results": [asdict(r) for r in results], "verdicts": [asdict(v) for v in verdicts]}
     path.write_text(json.dumps({"about": about, **rows}, indent=1) + "\n")
 
 
@@ -112,7 +112,7 @@ def tables(about: dict[str, Any], results: list[Result], verdicts: list[Verdict]
     if any(result.row in training.ROWS for result in results):
         parts.append(_trainings(results))
     if any(result.row in misses.ROWS for result in results):
-        parts.append(misses.table(results))
+        parts.append(_first_reads(results))
     parts += [_bounds(verdicts), _definitions(results)]
     return "\n\n".join(parts) + "\n"
 
@@ -120,16 +120,15 @@ def tables(about: dict[str, Any], results: list[Result], verdicts: list[Verdict]
 def summary(results: list[Result]) -> str:
     """Return a few rows of the comparison: ours, one without a cache, and the fastest with one."""
     found = {(result.row, result.contender): result for result in results}
-    lines = [_line(["seconds: first / second pass", "without a cache", "another tool", "**cachedfs**"])]
-    lines.append(_line(["---"] * 4))
+    rows = []
     for row, others in _SUMMARY.items():
         if (row, "cachedfs") in found:
             cells = [
                 f"{_HEADS.get(by, by)} {_cell(found[row, by])}" if (row, by) in found else "" for by in others
             ]
             ours = _cell(found[row, "cachedfs"]).partition(" (")[0]
-            lines.append(_line([WORKLOADS[row].title, *cells, ours]))
-    return "\n".join(lines)
+            rows.append([WORKLOADS[row].title, *cells, ours])
+    return table(["seconds: first / second pass", "without a cache", "another tool", "**cachedfs**"], rows)
 
 
 _SUMMARY = {
@@ -146,19 +145,18 @@ _SUMMARY = {
 def _abuse(results: list[Result]) -> str:
     found = {(result.row, result.contender): result.outcome for result in results}
     contenders = [name for name in CONTENDERS if any((row, name) in found for row in ROWS)]
-    heads = ["**cachedfs**" if name == "cachedfs" else _HEADS.get(name, name) for name in contenders]
-    lines = [_line(["abuse", *heads]), _line(["---"] * (len(heads) + 1))]
+    rows = []
     for name, row in ROWS.items():
         cells = [found.get((name, contender), "") for contender in contenders]
         if any(cells):
             cells = [f"**{c}**" if by == "cachedfs" else c for c, by in zip(cells, contenders, strict=True)]
-            lines.append(_line([row.title, *cells]))
-    return "\n".join(lines)
+            rows.append([row.title, *cells])
+    return table(["abuse", *map(_head, contenders)], rows)
 
 
 def _trainings(results: list[Result]) -> str:
     """Return a line for each training and contender: its time, and the lower bound."""
-    lines = [_line(["training", "by", "measured", "bound"]), _line(["---"] * 4)]
+    rows = []
     for result in results:
         if result.row not in training.ROWS:
             continue
@@ -166,30 +164,45 @@ def _trainings(results: list[Result]) -> str:
         said = result.error or result.outcome
         bound = "" if row.bound_s is None else f"{row.bound_s:.2f} s"
         by = training.NAMES.get(result.contender, result.contender)
-        lines.append(
-            _line([row.title, f"**{by}**" if is_ours else by, f"**{said}**" if is_ours else said, bound])
-        )
-    return "\n".join(lines)
+        rows.append([row.title, f"**{by}**" if is_ours else by, f"**{said}**" if is_ours else said, bound])
+    return table(["training", "by", "measured", "bound"], rows)
+
+
+def _first_reads(results: list[Result]) -> str:
+    rows = [
+        [misses.ROWS[result.row].title, misses.NAMES.get(result.contender, result.contender)]
+        + [
+            f"{result.figures[k].median:.3g}" if k in result.figures else ""
+            for k in ("s", "cpu_s", "second s")
+        ]
+        for result in results
+        if result.row in misses.ROWS
+    ]
+    return table(["first reads", "by", "seconds", "CPU seconds", "second pass"], rows)
 
 
 def _comparison(results: list[Result], service: str) -> str:
     workloads = {name: workload for name, workload in WORKLOADS.items() if workload.service == service}
     found = {(result.row, result.contender): result for result in results if result.row in workloads}
     contenders = [name for name in SERVICES[service].contenders if any(name == by for _, by in found)]
-    heads = ["**cachedfs**" if name == "cachedfs" else _HEADS.get(name, name) for name in contenders]
-    lines = [_line(["seconds: first / second pass", *heads]), _line(["---"] * (len(heads) + 1))]
+    rows = []
     for name, workload in workloads.items():
         cells = [_cell(found.get((name, contender))) for contender in contenders]
         if any(cells):
-            lines.append(_line([workload.title, *cells]))
+            rows.append([workload.title, *cells])
         if name in _COUNTED and any(cells):
             cells = [_requests(found.get((name, contender))) for contender in contenders]
-            lines.append(_line(["requests a file", *cells]))
-    return "\n".join(lines)
+            rows.append(["requests a file", *cells])
+    return table(["seconds: first / second pass", *map(_head, contenders)], rows)
+
+
+def _head(contender: str) -> str:
+    return _HEADS.get(contender, contender)
 
 
 _HEADS = {"local": "local file", "blockcache": "fsspec blockcache", "floor": "floor (raw client)"}
 _HEADS |= {
+    "cachedfs": "**cachedfs**",
     "mount": "a mount (model)",
     "pydrive2": "PyDrive2",
     "gdrive": "gdrive-fsspec",
@@ -217,15 +230,14 @@ def _requests(result: Result | None) -> str:
 
 
 def _bounds(verdicts: list[Verdict]) -> str:
-    lines = [_line(["ours", "measured", "at most", ""]), _line(["---"] * 4)]
+    rows = []
     for v in verdicts:
         value = "failed" if v.value is None else f"{v.value:.4g} {v.unit}".strip()
         at_most = f"{v.at_most:.4g} {v.unit}".strip()
         if v.allowed > v.at_most:
             at_most += f", here {v.allowed:.2g}: local files take {v.allowed / v.at_most:.1f} x as long"
-        lines.append(_line([f"{TITLES[v.row]}: {v.what}", value, at_most, v.verdict]))
-    later = ["", "Later, and not measured yet:", "", *(f"- {text}" for text in LATER)] if LATER else []
-    return "\n".join([*lines, *later])
+        rows.append([f"{TITLES[v.row]}: {v.what}", value, at_most, v.verdict])
+    return table(["ours", "measured", "at most", ""], rows)
 
 
 def _about(about: dict[str, Any], results: list[Result]) -> str:
@@ -258,5 +270,6 @@ def seconds(value: float) -> str:
     return f"{value:.{digits}f}"
 
 
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -91,9 +91,8 @@ SERVICES = {
         },
         (
             "aiohttp",
-            "tests.benchmarks.gdrive",
+            "tests.benchmarks.drive_peers",
             "tests.benchmarks.mount",
-            "tests.benchmarks.pydrive2",
             "cachedfs.origins.drive.filesystem",
             "cachedfs.filesystem",
         ),

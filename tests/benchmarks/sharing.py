@@ -7,16 +7,15 @@ not counted. `filled` is when all is in the shared cache, from the beginning of 
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from statistics import median
 from typing import Any, NamedTuple
 
 from cachedfs.sim import DriveServer, GCSServer
+from tests.benchmarks.harness import run_python
 
 N_SMALL = 2000  # files of 4 to 12 kB
 LARGE = 192 << 20
@@ -52,20 +51,14 @@ class Session(NamedTuple):
 def session(server: Any, disk: str, path: str, account: Mapping[str, str], **options: Any) -> Session:
     """Read all at `path` with the cache in `disk`."""
     server.reset()
-    environ = {**os.environ, **account, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
+    environ = {**account, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
     given = json.dumps({"cache_dir": disk, "keep_free": 0, **options})
-    done = subprocess.run(
-        [sys.executable, "-c", READ, given, path],
-        env=environ,
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    read_s, filled_s, n = json.loads(done.stdout)
+    read_s, filled_s, n = run_python("-c", READ, given, path, environ=environ)
     assert n in (N_SMALL, LARGE)
     return Session(read_s, filled_s, len(server.requests))
 
 
-def on_drive(folder: str, said: Callable[[str], object]) -> bool:
+def on_drive(folder: str) -> bool:
     """Compare a first session of Colab with the next one; return whether the targets are met."""
     rng = random.Random(0)
     with DriveServer(profile="drive-typical") as server:
@@ -75,13 +68,13 @@ def on_drive(folder: str, said: Callable[[str], object]) -> bool:
         options = {"target_protocol": "drive", "shared_cache": "drive://My Drive/.cachedfs"}
         found = [session(server, f"{folder}/{i}", "My Drive/data/", account, **options) for i in range(2)]
     for name, each in zip(("first", "second"), found, strict=True):
-        said(f"Drive, {N_SMALL} small files: {name} session {each.read_s:.2f} s, {each.requests} requests")
+        print(f"Drive, {N_SMALL} small files: {name} session {each.read_s:.2f} s, {each.requests} requests")
     first, second = found
-    said(f"  second over first: {second.read_s / first.read_s:.2f} of the time (at most 0.25)")
+    print(f"  second over first: {second.read_s / first.read_s:.2f} of the time (at most 0.25)")
     return second.read_s <= 0.25 * first.read_s and 20 * second.requests <= first.requests
 
 
-def of_one_object(folder: str, place: str | None, said: Callable[[str], object]) -> bool:
+def of_one_object(folder: str, place: str | None) -> bool:
     """Fill a shared cache in a folder, or in a bucket, with a large object, and read it; return as `on_drive`."""
     times: dict[str, list[float]] = {}
     with GCSServer(profile="table") as server:
@@ -100,13 +93,13 @@ def of_one_object(folder: str, place: str | None, said: Callable[[str], object])
                 times.setdefault(f"{name}, filled", []).append(found.filled_s)
     took = {name: median(each) for name, each in times.items()}
     where = "bucket" if place else "folder"
-    said(
+    print(
         f"{where}, 192 MiB: {', '.join(f'{name} {took[name]:.3f} s' for name in took if 'filled' not in name)}"
     )
-    said(f"  filling over alone: {took['filling'] / took['alone']:.2f} (at most 1.05)")
-    said(f"  complete after {took['filling, filled'] / took['filling']:.2f} of the reading time (at most 3)")
+    print(f"  filling over alone: {took['filling'] / took['alone']:.2f} (at most 1.05)")
+    print(f"  complete after {took['filling, filled'] / took['filling']:.2f} of the reading time (at most 3)")
     best = "alone" if place else "cached"
-    said(
+    print(
         f"  speed from there over {best}: {took[best] / took['from there']:.2f} (at least {1 if place else 0.8})"
     )
     return took["filling"] <= 1.05 * took["alone"] and took["from there"] <= took[best] * (
@@ -114,11 +107,11 @@ def of_one_object(folder: str, place: str | None, said: Callable[[str], object])
     )
 
 
-def main(said: Callable[[str], object] = print) -> int:
+def main() -> int:
     """Return the exit status."""
     with tempfile.TemporaryDirectory(prefix="cachedfs-bench-") as folder:
-        met = [on_drive(folder, said), of_one_object(folder, None, said)]
-        met.append(of_one_object(folder, "gs://shared", said))
+        met = [on_drive(folder), of_one_object(folder, None)]
+        met.append(of_one_object(folder, "gs://shared"))
     return int(not all(met))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import tempfile
@@ -119,21 +120,12 @@ def ratio(contender: str, base: str, *, step_s: float, shares: list[float]) -> d
     found = {}
     for share in shares:
         slow = Slow(n, share * step_s * threads)  # four of them make a batch in `share` of a step
-        batches = loaded_evenly(contender, slow, threads)
+        batches = loaded(contender, slow, batch=1, workers=threads, n_threads=threads, shuffle=False)
         times = ends(batches, step_s)
         first = 2 * threads  # the first ones of all threads come together
         each = (times[-1 - threads] - times[first - 1]) / (n - threads - first)
         found[f"at {share:g}"] = each / (step_s * max(1.0, share))
     return {"over": max(found.values()), **found}
-
-
-def loaded_evenly(contender: str, dataset: Any, threads: int) -> Any:
-    if contender != "cachedfs":
-        return loaded(contender, dataset, batch=1, workers=threads)
-    from cachedfs.datasets import Loader
-
-    _KEPT.append(Loader(dataset, batch_size=1, n_threads=threads))
-    return _KEPT[-1]
 
 
 def images(
@@ -155,6 +147,8 @@ def images(
 
 def random_samples(contender: str, base: str, *, local: str, n: int) -> dict[str, float]:
     """Return microseconds per random sample in batches from the warm cache, and those of a bare loop over the same file."""
+    if contender == "zarr":
+        return by_zarr(local, n)
     import numpy as np
 
     from cachedfs.datasets import ZarrDataset
@@ -207,7 +201,7 @@ class Bare:
         return out
 
 
-def by_zarr(contender: str, base: str, *, local: str, n: int) -> dict[str, float]:
+def by_zarr(local: str, n: int) -> dict[str, float]:
     """Return microseconds per random sample through zarr, from the local file."""
     import zarr
 
@@ -233,7 +227,7 @@ def whole(contender: str, base: str, *, local: str) -> dict[str, float]:
         dataset = ZarrDataset(f"{base}/whole.zarr")
         n, read = len(dataset), dataset.batch
         size = (
-            n * sum(dataset.dtypes[""].itemsize * _product(shape) for shape in dataset.shapes.values()) // n
+            n * sum(dataset.dtypes[""].itemsize * math.prod(shape) for shape in dataset.shapes.values()) // n
         )
     best = float("inf")
     for _ in range(5):  # the first one fills the cache
@@ -242,13 +236,6 @@ def whole(contender: str, base: str, *, local: str) -> dict[str, float]:
             read(range(at, at + 16))
         best = min(best, time.process_time() - began)
     return {"cpu_s_a_gb": best / size * 1e9}
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    total = 1
-    for length in shape:
-        total *= length
-    return total
 
 
 def epochs(contender: str, base: str, *, n: int, step_s: float) -> dict[str, float]:
@@ -263,16 +250,20 @@ def epochs(contender: str, base: str, *, n: int, step_s: float) -> dict[str, flo
     from cachedfs.datasets import FileDataset
 
     dataset = FileDataset(f"{base}/blocks", decode=len)
-    fs, fetched = dataset.fs, [0]
-    loader = loaded("cachedfs", dataset, batch=8)
     began = time.perf_counter()
-    for _ in range(n):
-        for _batch in loader:
-            time.sleep(step_s)
-        fetched.append(fs.stats().bytes_fetched)
+    fetched = fetched_by_epochs(dataset, n=n, step_s=step_s)
     seconds = time.perf_counter() - began
+    return {"seconds": seconds, "fetched": float(fetched[-1]), "later": float(fetched[-1] - fetched[0])}
+
+
+def fetched_by_epochs(dataset: Any, *, n: int, step_s: float) -> list[int]:
+    """Read epochs in random order, by batches of 8; return the bytes fetched until the end of each."""
+    loader, fetched = loaded("cachedfs", dataset, batch=8), []
+    for _ in range(n):
+        ends(loader, step_s)
+        fetched.append(dataset.fs.stats().bytes_fetched)
     loader.close()
-    return {"seconds": seconds, "fetched": float(fetched[-1]), "later": float(fetched[-1] - fetched[1])}
+    return fetched
 
 
 def two_plans(contender: str, base: str, *, n: int, step_s: float) -> dict[str, float]:
@@ -290,14 +281,8 @@ def epochs_of_half(base: str, half: int, *, n: int, step_s: float) -> float:
 
     names = range(half * HALF, (half + 1) * HALF)
     dataset = FileDataset([f"{base}/blocks/{name:04}" for name in names], decode=len)
-    fs, fetched = dataset.fs, [0]
-    loader = loaded("cachedfs", dataset, batch=8)
-    for _ in range(n):
-        for _batch in loader:
-            time.sleep(step_s)
-        fetched.append(fs.stats().bytes_fetched)
-    loader.close()
-    return 1 - (fetched[-1] - fetched[1]) / ((n - 1) * HALF << 20)
+    fetched = fetched_by_epochs(dataset, n=n, step_s=step_s)
+    return 1 - (fetched[-1] - fetched[0]) / ((n - 1) * HALF << 20)
 
 
 def packed(contender: str, base: str, *, local: str, read_s: float, is_local: bool) -> dict[str, float]:
@@ -390,7 +375,6 @@ _ROWS: dict[str, Callable[..., dict[str, float]]] = {
     "ratio": ratio,
     "images": images,
     "random_samples": random_samples,
-    "by_zarr": by_zarr,
     "whole": whole,
     "epochs": epochs,
     "two_plans": two_plans,

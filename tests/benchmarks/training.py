@@ -163,12 +163,12 @@ def hit_ratio(figures: Mapping[str, float]) -> float:
     return 1 - figures["later"] / ((N_EPOCHS - 1) * BLOCKS * MiB)
 
 
+def _at(f: Mapping[str, float]) -> dict[str, float]:
+    return {name.removeprefix("at "): value for name, value in f.items() if name.startswith("at ")}
+
+
 def _resumed(f: Mapping[str, float]) -> str:
-    return ", ".join(
-        f"{name.removeprefix('at ')}: {value * 1e3:.0f} ms"
-        for name, value in f.items()
-        if name.startswith("at ")
-    )
+    return ", ".join(f"{place}: {value * 1e3:.0f} ms" for place, value in _at(f).items())
 
 
 def _packed(f: Mapping[str, float]) -> str:
@@ -181,9 +181,7 @@ def _packed(f: Mapping[str, float]) -> str:
 
 
 def _ratio(f: Mapping[str, float]) -> str:
-    return ", ".join(
-        f"{name.removeprefix('at ')}: {value:.3f}" for name, value in f.items() if name.startswith("at ")
-    )
+    return ", ".join(f"{share}: {value:.3f}" for share, value in _at(f).items())
 
 
 # Rows.
@@ -301,7 +299,7 @@ def measure_training(row: Row, contender: str, folder: Path) -> Result:
                     more=_environment(row),
                 ) as session,
             ):
-                tried.append(session.order(train=_do(row, contender), contender=contender, **options))
+                tried.append(session.order(train=row.do, contender=contender, **options))
     except ContenderError as error:
         result.error = str(error)
         return result
@@ -319,10 +317,6 @@ def measure_training(row: Row, contender: str, folder: Path) -> Result:
     result.requests = {"in all": float(best["requests"])}
     result.outcome = row.shown(figures)
     return result
-
-
-def _do(row: Row, contender: str) -> str:
-    return "by_zarr" if (row.do, contender) == ("random_samples", "zarr") else row.do
 
 
 def _environment(row: Row) -> dict[str, str]:

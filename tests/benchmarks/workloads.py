@@ -8,8 +8,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -138,6 +138,10 @@ class Workload:
     profile: Profile = PROFILES["table"]
     time_scale: float = 1.0  # how much faster than its profile the service is
     in_flight: int = 0  # concurrency of the ideal schedule that cold passes are compared with; 0: none
+    peers: Mapping[str, int] = field(
+        default_factory=dict
+    )  # the items that slow ones do, scaled; 0, --full: all
+    n_cold: int = 3  # our passes with an empty cache
 
 
 # Whole files.
@@ -449,46 +453,58 @@ _MINUTE = "at typical latencies, without errors and stalls; 325,000 units a minu
 _TYPICAL = "at typical latencies and errors, without stalls"
 _EVERY = f"every answer {EVEN.media.median_s * 1e3:.0f} ms late"
 _ZARR = ("zarr",)
+
+
+def _peers(names: Iterable[str], n: int = 0) -> dict[str, int]:
+    return dict.fromkeys(names, n)
+
+
+_CACHES = ("blockcache", "filecache", "simplecache")
+_ALL = _peers(("gcsfs", *_CACHES, "obstore"))
+_MOUNT_SLOW = {"mount": 20, "pydrive2": 8, "gdrive": 8, "drive": 0}
+_AT_DRIVE = _peers(_MOUNT_SLOW)
+_ARRAYS = {"tensorstore": 0}
 _LIST = [
-    Workload("sequential", "192 MiB in sequence", "one object of random bytes, opened by `fsspec.open(url)`, read 1 MiB at a time to its end", 192, sequential),
-    Workload("fill", "192 MiB in sequence, nothing slow in between", "the same object in the same way, from a service without latency or limits on the same machine, which costs its own share of the cores", 192, sequential, profile=PROFILES["off"]),
-    Workload("whole", "192 MiB by one `cat_file`", "the same object by one `fs.cat_file(path)`", 192, whole),
-    Workload("random", "300 random 64 KiB reads of it", "the same object opened once; seek to a random byte, read 64 KiB", 300, random_reads),
-    Workload("one_by_one", "300 small JSON files one by one", "2 KB each: `with fsspec.open(url) as f: json.load(f)`", 300, one_by_one),
-    Workload("batched", "the same, 16 a batch by `fs.cat`", "`fs.cat` of 16 paths at a time, each parsed", 300, batched),
+    Workload("sequential", "192 MiB in sequence", "one object of random bytes, opened by `fsspec.open(url)`, read 1 MiB at a time to its end", 192, sequential, peers=_ALL),
+    Workload("fill", "192 MiB in sequence, nothing slow in between", "the same object in the same way, from a service without latency or limits on the same machine, which costs its own share of the cores", 192, sequential, profile=PROFILES["off"], peers=_ALL),
+    Workload("whole", "192 MiB by one `cat_file`", "the same object by one `fs.cat_file(path)`", 192, whole, peers=_peers(["gcsfs", "obstore"])),
+    Workload("random", "300 random 64 KiB reads of it", "the same object opened once; seek to a random byte, read 64 KiB", 300, random_reads, peers=_ALL | {"gcsfs": 40}, n_cold=2),
+    Workload("one_by_one", "300 small JSON files one by one", "2 KB each: `with fsspec.open(url) as f: json.load(f)`", 300, one_by_one, peers=_ALL | _peers(_CACHES, 20) | {"gcsfs": 30}, n_cold=1),
+    Workload("batched", "the same, 16 a batch by `fs.cat`", "`fs.cat` of 16 paths at a time, each parsed", 300, batched, peers=_ALL | _peers(_CACHES, 32)),
     Workload("one_by_one_ahead", "300 small JSON files one by one, with `prefetch` first", "`plan = fs.prefetch(folder)`, its listing in the time, then the same reads at once", 300, prefetched(one_by_one)),
     Workload("batched_ahead", "the same, 16 a batch, with `prefetch` first", "`plan = fs.prefetch(folder)`, its listing in the time, then the same `fs.cat` at once", 300, prefetched(batched)),
     Workload("whole_ahead", "192 MiB by `prefetch`", "the same object as in sequence: `fs.prefetch(path).wait()`", 192, prefetched_whole),
-    Workload("dense", "Zarr v3, 360 chunks, `[:]`", "float32 noise (360, 256, 256), 94 MB, chunks (1, 256, 256), zarr's own compression: `zarr.open_array(url)[:]`", 360, dense, modules=_ZARR),
-    Workload("samples", "300 random samples of a sharded array (25 MB)", "uint8 (1600, 64, 256), a sample is one inner chunk of 16 KiB, 8 shards of 200: `zarr.open_array(url)`, then `array[i]` for 300 random i", 300, samples, modules=_ZARR),
-    Workload("seek_small", "5000 seek + 4 KiB reads over 1 MiB", "one open file, cached data, random bytes of its first MiB", 5000, seeks(MiB), is_warm=True),
-    Workload("seek_big", "5000 seek + 4 KiB reads over 192 MiB", "the same over the whole object", 5000, seeks(BIG_SIZE), is_warm=True),
+    Workload("dense", "Zarr v3, 360 chunks, `[:]`", "float32 noise (360, 256, 256), 94 MB, chunks (1, 256, 256), zarr's own compression: `zarr.open_array(url)[:]`", 360, dense, modules=_ZARR, peers=_ALL | _ARRAYS),
+    Workload("samples", "300 random samples of a sharded array (25 MB)", "uint8 (1600, 64, 256), a sample is one inner chunk of 16 KiB, 8 shards of 200: `zarr.open_array(url)`, then `array[i]` for 300 random i", 300, samples, modules=_ZARR, peers=_ALL | {"gcsfs": 30, "blockcache": 30} | _ARRAYS, n_cold=2),
+    # Not obstore: one request for each of 5000 seeks.
+    Workload("seek_small", "5000 seek + 4 KiB reads over 1 MiB", "one open file, cached data, random bytes of its first MiB", 5000, seeks(MiB), is_warm=True, peers=_peers(["gcsfs", *_CACHES])),
+    Workload("seek_big", "5000 seek + 4 KiB reads over 192 MiB", "the same over the whole object", 5000, seeks(BIG_SIZE), is_warm=True, peers=_peers(_CACHES)),
     Workload("cat_4k", "5000 times `cat_file` of 4 KiB", "`fs.cat_file(path, start, start + 4096)` within one MiB, cached and touched before", 5000, cat_4k, is_warm=True),
     Workload("text_lines", "98 MB of lines, text", "98,000 lines of 1000 bytes: `for line in fsspec.open(url, 'rt')`, cached data", 98_000, lines("rt"), is_warm=True),
     Workload("binary_lines", "98 MB of lines, binary", "the same by `'rb'`", 98_000, lines("rb"), is_warm=True),
-    Workload("drive_batch", "64 listed files of Drive by one `fs.cat`", f"2 KB each, listed by `fs.find` before; {_EVEN}", N_LISTED, listed, service="drive", profile=DRIVE_EVEN),
-    Workload("drive_batch_typical", "the same 64 files of Drive at typical latencies", f"the same {_TYPICAL}", N_LISTED, listed, service="drive", profile=DRIVE_TYPICAL, in_flight=16),
-    Workload("drive_one_by_one", "64 listed files of Drive one by one", f"of the same, all of them, `with fsspec.open(url) as f: json.load(f)`; {_TYPICAL}", N_LISTED, listed_one_by_one, service="drive", profile=DRIVE_TYPICAL),
-    Workload("drive_many", "1,000 listed files of Drive, 200 requests a second", "36 kB each: one `fs.cat(paths, batch_size=64)`; at typical latencies, errors and stalls, 12,000 requests a minute", 1000, in_batches(MANY), service="drive", profile=DRIVE_OLD),
-    Workload("drive_many_bad", "the same on a bad day", "the same at the latencies, errors (2 %) and stalls (0.5 %, 30 s) of a bad day, 12,000 requests a minute", 1000, in_batches(MANY), service="drive", profile=DRIVE_BAD),
-    Workload("drive_minute", "3,000 listed files of Drive, 325,000 quota units a minute", f"2 KB each: one `fs.cat(paths, batch_size=64)`; {_MINUTE}, in any 60 s", 3000, in_batches(DAY), service="drive", profile=DRIVE_UNITS),
-    Workload("drive_minute_fixed", "the same, counted in minutes of the clock", f"the same; {_MINUTE}, counted anew each minute", 3000, in_batches(DAY), service="drive", profile=DRIVE_FIXED),
-    Workload("drive_minute_half", "the same, beside a program that uses half of the quota", f"the same; {_MINUTE}, in any 60 s, of which 162,500 are left", 3000, in_batches(DAY), service="drive", profile=DRIVE_HALF),
-    Workload("drive_day", "10,000 listed files of Drive on a bad day", "2 KB each, in ten folders: one `fs.cat(paths, batch_size=64)`; at the latencies, errors, stalls and quota of a bad day, all ten times faster, and our minute too", 10_000, in_batches(DAY), service="drive", profile=DRIVE_DAY, time_scale=10.0),
+    Workload("drive_batch", "64 listed files of Drive by one `fs.cat`", f"2 KB each, listed by `fs.find` before; {_EVEN}", N_LISTED, listed, service="drive", profile=DRIVE_EVEN, peers=_MOUNT_SLOW),
+    Workload("drive_batch_typical", "the same 64 files of Drive at typical latencies", f"the same {_TYPICAL}", N_LISTED, listed, service="drive", profile=DRIVE_TYPICAL, in_flight=16, peers=_MOUNT_SLOW),
+    Workload("drive_one_by_one", "64 listed files of Drive one by one", f"of the same, all of them, `with fsspec.open(url) as f: json.load(f)`; {_TYPICAL}", N_LISTED, listed_one_by_one, service="drive", profile=DRIVE_TYPICAL, peers={"mount": 10, "pydrive2": 6, "gdrive": 6, "drive": 10}, n_cold=1),
+    Workload("drive_many", "1,000 listed files of Drive, 200 requests a second", "36 kB each: one `fs.cat(paths, batch_size=64)`; at typical latencies, errors and stalls, 12,000 requests a minute", 1000, in_batches(MANY), service="drive", profile=DRIVE_OLD, peers=_MOUNT_SLOW | {"drive": 64}, n_cold=1),
+    Workload("drive_many_bad", "the same on a bad day", "the same at the latencies, errors (2 %) and stalls (0.5 %, 30 s) of a bad day, 12,000 requests a minute", 1000, in_batches(MANY), service="drive", profile=DRIVE_BAD, n_cold=1),
+    Workload("drive_minute", "3,000 listed files of Drive, 325,000 quota units a minute", f"2 KB each: one `fs.cat(paths, batch_size=64)`; {_MINUTE}, in any 60 s", 3000, in_batches(DAY), service="drive", profile=DRIVE_UNITS, n_cold=1),
+    Workload("drive_minute_fixed", "the same, counted in minutes of the clock", f"the same; {_MINUTE}, counted anew each minute", 3000, in_batches(DAY), service="drive", profile=DRIVE_FIXED, n_cold=1),
+    Workload("drive_minute_half", "the same, beside a program that uses half of the quota", f"the same; {_MINUTE}, in any 60 s, of which 162,500 are left", 3000, in_batches(DAY), service="drive", profile=DRIVE_HALF, n_cold=1),
+    Workload("drive_day", "10,000 listed files of Drive on a bad day", "2 KB each, in ten folders: one `fs.cat(paths, batch_size=64)`; at the latencies, errors, stalls and quota of a bad day, all ten times faster, and our minute too", 10_000, in_batches(DAY), service="drive", profile=DRIVE_DAY, time_scale=10.0, n_cold=1),
     Workload("drive_many_known", "1,000 listed files of Drive in known order", "the same 36 kB each, listed before: `fs.prefetch(paths)`, and `fs.cat(paths, batch_size=64)` beside it; at typical latencies, errors and stalls, 12,000 requests a minute", 1000, prefetched_many, service="drive", profile=DRIVE_OLD),
-    Workload("drive_list", "10,000 files of Drive listed", f"`fs.ls` of one folder, ten pages; {_EVEN}", N_CROWD, crowd, service="drive", profile=DRIVE_EVEN),
-    Workload("drive_big", "64 MiB of Drive in sequence", f"one file of random bytes, listed before, opened by `fsspec.open(url)`, read 1 MiB at a time to its end; {_TYPICAL}", 64, large, service="drive", profile=DRIVE_TYPICAL),
-    Workload("steps_small", "192 MiB in sequence, 8 KiB at a time", "one object of random bytes, opened by `fsspec.open(url)`, read 8 KiB at a time to its end", 192, by_steps(8 * KiB)),
-    Workload("steps_large", "192 MiB in sequence, 16 MiB at a time", "the same, 16 MiB at a time", 192, by_steps(16 * MiB)),
-    Workload("steps_lines", "98 MB of lines, never read before", "98,000 lines of 1000 bytes: `for line in fsspec.open(url)`", 98, cold_lines),
-    Workload("gigabyte_small", "980 MB in sequence, 8 KiB at a time", "one object of 980,000 lines of 1000 bytes, opened by `fsspec.open(url)`, read 8 KiB at a time to its end", 980, by_steps(8 * KiB, GIGABYTE)),
-    Workload("gigabyte_large", "980 MB in sequence, 16 MiB at a time", "the same, 16 MiB at a time", 980, by_steps(16 * MiB, GIGABYTE)),
-    Workload("gigabyte_lines", "980 MB of lines, never read before", "the same: `for line in fsspec.open(url)`", 980, cold_gigabyte_lines),
-    Workload("first_byte", "the first byte of two large files", f"192 MiB and 98 MB, one after the other: `fsspec.open(url).read(1)`; {_EVERY}", 2, first_bytes, profile=EVEN),
+    Workload("drive_list", "10,000 files of Drive listed", f"`fs.ls` of one folder, ten pages; {_EVEN}", N_CROWD, crowd, service="drive", profile=DRIVE_EVEN, peers=_peers(["mount", "pydrive2", "gdrive"]), n_cold=1),
+    Workload("drive_big", "64 MiB of Drive in sequence", f"one file of random bytes, listed before, opened by `fsspec.open(url)`, read 1 MiB at a time to its end; {_TYPICAL}", 64, large, service="drive", profile=DRIVE_TYPICAL, peers=_AT_DRIVE),
+    Workload("steps_small", "192 MiB in sequence, 8 KiB at a time", "one object of random bytes, opened by `fsspec.open(url)`, read 8 KiB at a time to its end", 192, by_steps(8 * KiB), peers=_peers(["gcsfs", "blockcache"])),
+    Workload("steps_large", "192 MiB in sequence, 16 MiB at a time", "the same, 16 MiB at a time", 192, by_steps(16 * MiB), peers=_peers(["gcsfs", "blockcache", "obstore"])),
+    Workload("steps_lines", "98 MB of lines, never read before", "98,000 lines of 1000 bytes: `for line in fsspec.open(url)`", 98, cold_lines, peers={"gcsfs": 1, "blockcache": 0}),
+    Workload("gigabyte_small", "980 MB in sequence, 8 KiB at a time", "one object of 980,000 lines of 1000 bytes, opened by `fsspec.open(url)`, read 8 KiB at a time to its end", 980, by_steps(8 * KiB, GIGABYTE), n_cold=1),
+    Workload("gigabyte_large", "980 MB in sequence, 16 MiB at a time", "the same, 16 MiB at a time", 980, by_steps(16 * MiB, GIGABYTE), n_cold=1),
+    Workload("gigabyte_lines", "980 MB of lines, never read before", "the same: `for line in fsspec.open(url)`", 980, cold_gigabyte_lines, n_cold=1),
+    Workload("first_byte", "the first byte of two large files", f"192 MiB and 98 MB, one after the other: `fsspec.open(url).read(1)`; {_EVERY}", 2, first_bytes, profile=EVEN, peers=_peers(["gcsfs", "obstore"])),
     Workload("beside_small", "10 small files while 192 MiB are read", f"one by one, as above, while another thread reads 192 MiB in sequence; {_EVERY}", 10, beside(small_one), profile=EVEN),
     Workload("beside_block", "5 reads of 64 KiB while 192 MiB are read", f"in the middle of 98 MB, each by an `fsspec.open(url)` of its own, while another thread reads 192 MiB in sequence; {_EVERY}", 5, beside(block_of_another), profile=EVEN),
-    Workload("drive_long", "200 MB of Drive in sequence", "one file of random bytes, listed before, opened by `fsspec.open(url)`, read 1 MiB at a time to its end; at typical latencies, without errors and stalls", 200, long, service="drive", profile=DRIVE_CALM),
-    Workload("steps", "Zarr v3, one time step after the other", f"float32 noise (48, 4, 512, 512), 201 MB, chunks (1, 1, 512, 512): `array[t]`, then {STEP_S * 1e3:.0f} ms of other work (a sleep), as long as the link takes for it, for t in order; timed after the first {FIRST_STEPS} steps", 48, steps, modules=_ZARR),
+    Workload("drive_long", "200 MB of Drive in sequence", "one file of random bytes, listed before, opened by `fsspec.open(url)`, read 1 MiB at a time to its end; at typical latencies, without errors and stalls", 200, long, service="drive", profile=DRIVE_CALM, peers=_AT_DRIVE),
+    Workload("steps", "Zarr v3, one time step after the other", f"float32 noise (48, 4, 512, 512), 201 MB, chunks (1, 1, 512, 512): `array[t]`, then {STEP_S * 1e3:.0f} ms of other work (a sleep), as long as the link takes for it, for t in order; timed after the first {FIRST_STEPS} steps", 48, steps, modules=_ZARR, peers=_peers(["gcsfs", "obstore"]) | _ARRAYS),
 ]  # fmt: skip
 WORKLOADS = {workload.name: workload for workload in _LIST}
 

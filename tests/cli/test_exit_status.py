@@ -69,14 +69,6 @@ def test_what_nobody_expected_asks_for_a_report(monkeypatch):
     )
 
 
-def test_an_interrupt_is_130(monkeypatch):
-    def interrupted(*arguments, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(reading, "entries_of", interrupted)
-    assert run("ls", ".", status=130).output == ""
-
-
 def test_ctrl_c_while_drive_does_not_answer(drive, monkeypatch):
     drive.server.fail(Fault(kind="list", stall_s=3600, times=100))
     monkeypatch.setattr(

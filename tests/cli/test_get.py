@@ -8,7 +8,7 @@ import pytest
 from cachedfs.cli import get
 from cachedfs.sim import Fault
 from tests.cli.helpers import in_terminal, interrupted, json_of, run
-from tests.support import MiB, noise
+from tests.support import MiB, files_below, noise
 
 
 def test_get_copies_objects_and_folders(cloud, tmp_path):
@@ -17,11 +17,7 @@ def test_get_copies_objects_and_folders(cloud, tmp_path):
         cloud.put(key, data)
     result = run("get", "-r", cloud.url(prefix="gs://"), str(tmp_path / "new" / "copy"))
     assert re.match(r"3 files, 5\.2 MB in .*; 0 bytes of them from the cache", result.stderr)
-    assert {
-        str(path.relative_to(tmp_path / "new" / "copy")): path.read_bytes()
-        for path in (tmp_path / "new").rglob("*")
-        if path.is_file()
-    } == files
+    assert files_below(tmp_path / "new") == {f"copy/{key}": data for key, data in files.items()}
 
 
 def test_get_in_a_terminal_shows_bytes_and_files_to_the_end(cloud, tmp_path):
@@ -52,9 +48,8 @@ def test_get_goes_where_cp_would(cloud, tmp_path):
     run("get", two, str(tmp_path / "other"))
     run("get", "-r", folder, two, str(tmp_path / "both"))
     run("get", cloud.url("t*", "gs://"), str(tmp_path / "matched"))
-    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     wanted = {"here/two", "here/a/one", "other", "both/a/one", "both/two", "matched/two"}
-    assert {name for name in found if not name.startswith("cache/")} == wanted
+    assert {name for name in files_below(tmp_path) if not name.startswith("cache/")} == wanted
 
 
 def test_get_copies_once_what_several_urls_name(cloud, tmp_path):
@@ -65,10 +60,7 @@ def test_get_copies_once_what_several_urls_name(cloud, tmp_path):
     folders = [cloud.url(name, "gs://") for name in ("a", "b/a")]
     # Of one name, they come together.
     assert json_of("get", "-r", *folders, str(tmp_path / "to"))["files"] == 3
-    found = {
-        str(path.relative_to(tmp_path / "to")) for path in (tmp_path / "to").rglob("*") if path.is_file()
-    }
-    assert found == {"x", "y", "a/x", "a/y", "a/z"}
+    assert files_below(tmp_path / "to").keys() == {"x", "y", "a/x", "a/y", "a/z"}
 
 
 def test_get_copies_the_others_where_one_file_has_no_bytes(drive, tmp_path):
@@ -76,10 +68,7 @@ def test_get_copies_the_others_where_one_file_has_no_bytes(drive, tmp_path):
     drive.server.document(f"{drive.name}/f/report", "words")
     drive.put("f/z.txt", b"two!")
     told = run("get", "-r", drive.url("f"), str(tmp_path / "copy"), status=1)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "copy").iterdir()} == {
-        "a.txt": b"one",
-        "z.txt": b"two!",
-    }
+    assert files_below(tmp_path / "copy") == {"a.txt": b"one", "z.txt": b"two!"}
     first, second = told.stderr.splitlines()
     assert re.match(r"cachedfs: .*/f/report.*document of Google's own", first)
     assert re.match(r"2 files, 7 bytes in .*; 1 file not copied$", second)
@@ -119,8 +108,7 @@ def test_get_copies_the_others_where_one_name_cannot_be_local(cloud, tmp_path):
     for key in names.values():
         assert any(f"gs://{cloud.path(key)} cannot be a local file: " in line for line in failed), key
     assert done.startswith("2 files, 2 bytes in ")
-    found = [path.relative_to(tmp_path / "to") for path in (tmp_path / "to").rglob("*") if path.is_file()]
-    assert sorted(map(str, found)) == ["a", "e/b"]
+    assert files_below(tmp_path / "to").keys() == {"a", "e/b"}
     for key in (names["nul"], names["long"]):
         alone = run("get", cloud.url(key, "gs://"), str(tmp_path) + "/", status=1).stderr
         assert alone.startswith(f"cachedfs: {cloud.url(key, 'gs://')} cannot be a local file: ")

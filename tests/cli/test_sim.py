@@ -51,6 +51,8 @@ def test_sim_serves_a_folder_that_is_there(tmp_path, monkeypatch):
     assert not (tmp_path / "typo").exists()
 
 
-@pytest.mark.parametrize("line", ["sim nothing", "sim gcs --profile zzz", "sim drive --quota zzz"])
+@pytest.mark.parametrize(
+    "line", ["sim nothing", "sim gcs --port 0 --profile zzz", "sim drive --port 0 --quota zzz"]
+)
 def test_a_cloud_that_cannot_be_is_not_announced(line):
     assert "export" not in run(*line.split(), status=2).output

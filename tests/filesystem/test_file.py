@@ -100,14 +100,20 @@ def test_an_open_file_has_the_attributes_that_libraries_use(fs, cloud):
     assert file.closed
 
 
-def test_invalid_seeks_raise_and_reads_past_the_end_are_empty(fs, cloud):
+def test_a_file_refuses_what_a_builtin_file_refuses_and_is_empty_past_its_end(fs, cloud):
     with fs.open(cloud.path("big")) as file:
-        with pytest.raises(OSError, match="before the start"):
-            file.seek(-1)
+        with pytest.raises(OSError, match="write"):
+            file.write(b"1")
+        for place in ((-1,), (-SIZE - 1, 2)):
+            with pytest.raises(OSError, match="before the start"):
+                file.seek(*place)
         with pytest.raises(ValueError, match="whence"):
             file.seek(0, 9)
         file.seek(SIZE + 5)
         assert file.read() == b""
+    for method in (file.read, file.tell, file.readable, file.seekable):
+        with pytest.raises(ValueError, match="closed"):
+            method()
 
 
 def test_a_file_pickles_by_path_and_position(fs, cloud):

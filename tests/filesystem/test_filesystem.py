@@ -1043,19 +1043,23 @@ def test_immutable_never_checks(cloud, clock):
     assert cloud.asked() == []
 
 
-def test_offline_reads_cached_data_and_sends_no_request(cloud, own_cache):
-    data = noise(100 * KiB)
-    server = GCSServer(profile="off")
-    server.start()
-    gs = {"token": "anon", "endpoint_url": server.endpoint_url}
-    server.make_bucket("far")
-    server.put("far", "a", data)
-    server.put("far", "b", data)
+@pytest.fixture
+def far():
+    """A server with two objects, which a test closes."""
+    with GCSServer(profile="off") as server:
+        server.make_bucket("far")
+        for name in "ab":
+            server.put("far", name, noise(100 * KiB))
+        yield server
+
+
+def test_offline_reads_cached_data_and_sends_no_request(cloud, far):
+    data, gs = noise(100 * KiB), {"token": "anon", "endpoint_url": far.endpoint_url}
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs=gs)
     assert fs.cat_file("far/a") == data
     assert not fs.exists("far/nothing")
     forget()
-    server.close()  # its port is closed now
+    far.close()  # its port is closed now
     code = """
         import fsspec, json, os, sys
         from cachedfs import OriginUnavailable
@@ -1076,13 +1080,8 @@ def test_offline_reads_cached_data_and_sends_no_request(cloud, own_cache):
     assert cloud.python(code, json.dumps(gs)) == "False 0\n"  # gcsfs was not imported, so no request was sent
 
 
-def test_cached_versions_are_served_while_the_origin_is_unreachable(cloud, clock, caplog, monkeypatch):
-    data = noise(100 * KiB)
-    server = GCSServer(profile="off")
-    server.start()
-    gs = {"token": "anon", "endpoint_url": server.endpoint_url}
-    server.make_bucket("far")
-    server.put("far", "a", data)
+def test_cached_versions_are_served_while_the_origin_is_unreachable(far, clock, caplog, monkeypatch):
+    data, gs = noise(100 * KiB), {"token": "anon", "endpoint_url": far.endpoint_url}
     monkeypatch.setattr(
         "cachedfs.origins.fsspec_origin.RetryPolicy", functools.partial(RetryPolicy, connect_s=0.0)
     )
@@ -1090,7 +1089,7 @@ def test_cached_versions_are_served_while_the_origin_is_unreachable(cloud, clock
     strict = fsspec.filesystem("cachedfs", target_protocol="gs", stale_if_error=False, gs=gs)
     assert fs.cat_file("far/a") == data
     fs._objects.engine.drain(120)
-    server.close()
+    far.close()
     clock(61)
     with caplog.at_level(logging.WARNING, "cachedfs"):
         for _ in range(3):

@@ -8,7 +8,6 @@ import io
 import itertools
 import json
 import logging
-import pathlib
 
 import fsspec
 import numpy as np
@@ -27,7 +26,7 @@ from cachedfs.origins.retry import RetryAttempts, RetryPolicy
 from cachedfs.sim import DriveServer, GCSServer
 from tests.fakes import FakeOrigin
 from tests.libraries.data import consolidating
-from tests.support import KiB, noise, until
+from tests.support import KiB, files_below, noise, until
 
 BLOCK = 64 * KiB
 SMALL = {"block_size": BLOCK, "request_size": 2 * BLOCK}  # so that a small read takes many requests
@@ -385,9 +384,8 @@ def test_zarr_returns_no_fill_values_for_chunks_that_are_replaced(
         )[:] = value
 
     def put(n, value):
-        for file in (tmp_path / str(value)).rglob("*"):
-            if file.is_file():
-                place.put(f"{n}/{file.relative_to(tmp_path / str(value))}", file.read_bytes())
+        for name, content in files_below(tmp_path / str(value)).items():
+            place.put(f"{n}/{name}", content)
 
     for state in (lambda: None, lambda: clock(61)):
         for n in itertools.count(1):
@@ -455,8 +453,8 @@ def test_a_cached_zarr_store_opens_while_the_origin_is_unreachable(
     url = {"gs": "cachedfs::gs://far/s", "drive": "cachedfs::drive://My Drive/s"}[cloud_name]
     with {"gs": GCSServer, "drive": DriveServer}[cloud_name](profile="off") as server:
         bucket = ("far",) if cloud_name == "gs" else ()
-        for file in filter(pathlib.Path.is_file, local.rglob("*")):
-            server.put(*bucket, file.relative_to(tmp_path).as_posix(), file.read_bytes())
+        for name, content in files_below(local).items():
+            server.put(*bucket, f"s/{name}", content)
         origin = {"token": "anon", "endpoint_url": server.endpoint_url}
 
         def read(**more):

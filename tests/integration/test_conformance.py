@@ -1,18 +1,14 @@
 """The conformance suites of fsspec and zarr on cachedfs over memory and the simulated clouds.
 
-All glob edge cases run over memory here, and those of `FEW_GLOBS` over GCS. The number of tests in each suite is
-asserted, to notice a suite that shrank.
+The edge cases of patterns run over memory only.
 """
 
 import asyncio
-import functools
-import inspect
 
 import fsspec
 import fsspec.tests.abstract as suites
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from fsspec.tests.abstract.common import GLOB_EDGE_CASES_TESTS
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 from zarr.abc.store import RangeByteRequest
@@ -20,10 +16,6 @@ from zarr.core.buffer import cpu
 from zarr.storage import FsspecStore
 from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachine
 from zarr.testing.store import StoreTests
-
-
-def number_of_tests(suite):
-    return sum(name.startswith("test_") for name, _ in inspect.getmembers(suite, inspect.isfunction))
 
 
 # fsspec.
@@ -102,51 +94,18 @@ class TestOverMemory(Suites, OverMemory):
     pass
 
 
-# One of each kind of pattern, with and without `recursive` and `maxdepth`, and one without a match.
-FEW_GLOBS = [
-    case
-    for case in GLOB_EDGE_CASES_TESTS["argvalues"]
-    if case[:3]
-    in {
-        ("fil?1", False, None),
-        ("*", True, 2),
-        ("**", False, 2),
-        ("**/*1", True, None),
-        ("**/subdir0/nested*", False, 2),
-        ("subdir[0-1]", True, None),
-    }
-]
+class WithoutGlobs(Suites):
+    """Patterns are expanded from what `find` returns, the same for all origins."""
 
-
-def few(test):
-    """Return a test of glob edge cases that runs over `FEW_GLOBS` only."""
-
-    @functools.wraps(test)
-    def of_few(self, **fixtures):
-        test(self, **fixtures)
-
-    of_few.pytestmark = [pytest.mark.parametrize(GLOB_EDGE_CASES_TESTS["argnames"], FEW_GLOBS).mark]
-    return of_few
-
-
-class FewGlobs(Suites):
-    test_copy_glob_edge_cases = few(suites.AbstractCopyTests.test_copy_glob_edge_cases)
-    test_get_glob_edge_cases = few(suites.AbstractGetTests.test_get_glob_edge_cases)
-    test_put_glob_edge_cases = few(suites.AbstractPutTests.test_put_glob_edge_cases)
-
-
-class TestOverGCS(FewGlobs, OverGCS):
-    pass
-
-
-class TestOverDrive(Suites, OverDrive):
     test_copy_glob_edge_cases = test_get_glob_edge_cases = test_put_glob_edge_cases = None
 
 
-def test_the_suites_have_as_many_tests_as_before():
-    assert len(FEW_GLOBS) == 6
-    assert number_of_tests(TestOverMemory) == number_of_tests(TestOverGCS) >= 44
-    assert number_of_tests(TestStore) >= 41
+class TestOverGCS(WithoutGlobs, OverGCS):
+    pass
+
+
+class TestOverDrive(WithoutGlobs, OverDrive):
+    pass
 
 
 # zarr.

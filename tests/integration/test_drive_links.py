@@ -2,19 +2,12 @@
 
 import fsspec
 import pytest
-from typer.testing import CliRunner
 
 from cachedfs.cli import urls
-from cachedfs.cli.app import app
-from tests.support import forget
+from tests.cli.helpers import run
+from tests.support import files_below, forget
 
 SITE = "https://drive.google.com"
-
-
-def run(*arguments, status=0):
-    result = CliRunner().invoke(app, list(arguments))
-    assert result.exit_code == status, result.output
-    return result
 
 
 @pytest.fixture
@@ -95,8 +88,7 @@ def test_a_link_alone_is_copied_under_its_own_name(drive, file_id, folder_id, he
     run("get", f"{SITE}/file/d/{file_id}/view?usp=sharing")
     assert [path.name for path in here.iterdir()] == ["a／..／b.csv"]
     run("get", "--force", f"{SITE}/drive/folders/{folder_id}", f"{SITE}/open?id={file_id}", "-o", "max_age=0")
-    files = {str(path.relative_to(here)) for path in here.rglob("*") if path.is_file()}
-    assert files == {"a／..／b.csv", "sub/a／..／b.csv", "sub/deep/b.txt"}
+    assert files_below(here).keys() == {"a／..／b.csv", "sub/a／..／b.csv", "sub/deep/b.txt"}
 
 
 def test_a_copy_never_has_the_name_of_an_id(drive, file_id, here):

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import functools
 import gc
-import inspect
 import json
 import os
 import sys
@@ -18,26 +17,17 @@ from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
 from tests.cache.audit import audit
 from tests.fakes import gate
-from tests.support import KiB, MiB, noise, until
-
-
-def left(fs):
-    """Return what this process still holds: requests, lookups, tasks, fetch locks."""
-    own = fs._objects.engine
-    assert own.drain(120)
-    locks = own.cache.locks.held().keys() - {own.cache.space.writer & (1 << 62) - 1}
-    return [*own.by_block, *own.active_requests, *own.lookups._running, *own._tasks, *locks]
-
+from tests.support import KiB, MiB, noise, until, until_quiet
 
 # Code shared by the child processes.
-COMMON = f"""
+COMMON = """
 import asyncio, contextlib, functools, gc, json, os, signal, sys, threading, time
 import fsspec
 from cachedfs.core import engine, engines, store_queue
 from cachedfs.origins import retry
 from cachedfs.origins.gcs import origin
 import tests.long_timeouts
-from tests.support import KiB, MiB, noise, until
+from tests.support import KiB, MiB, noise, until, until_quiet
 
 origin.RetryPolicy = functools.partial(retry.RetryPolicy, stall_s=3600.0)  # nothing times out by itself
 bucket = os.environ["BUCKET"]
@@ -46,8 +36,6 @@ def active_requests():
     return len(fs._objects.engine.active_requests)
 
 fs = fsspec.filesystem("cgs")
-
-{inspect.getsource(left)}
 """
 
 
@@ -92,7 +80,7 @@ def test_a_loop_closed_during_a_read_does_not_affect_others(origin):
     gate(fs, origin, is_open=True)
     assert asyncio.run(there._cat_file("b/k")) == noise(3 * MiB)
     assert fs.cat_file("b/k") == noise(3 * MiB)
-    until(lambda: not left(fs))
+    until_quiet(fs._objects.engine)
     assert len(origin.log) == 1
 
 
@@ -110,7 +98,7 @@ def test_a_cancelled_read_leaves_nothing_running(cloud, monkeypatch):
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await asyncio.to_thread(until, lambda: not left(fs))
+            await asyncio.to_thread(until_quiet, fs._objects.engine)
 
     asyncio.run(impatient())
     cloud.server.heal()
@@ -161,9 +149,9 @@ def test_an_interrupt_ends_a_read_and_the_process(cloud):
         there = fsspec.filesystem("cgs", asynchronous=True)
         target = fsspec.filesystem("cachedfs", target_protocol="stuck")
         interrupted(lambda: fs.cat_file(f"{bucket}/slow"), active_requests)
-        until(lambda: not left(fs))  # a cancelled read sends no more requests
+        until_quiet(fs._objects.engine)  # a cancelled read sends no more requests
         interrupted(lambda: asyncio.run(there._cat_file(f"{bucket}/slow")), active_requests)
-        until(lambda: not left(fs))
+        until_quiet(fs._objects.engine)
         interrupted(lambda: fs.open(f"{bucket}/half").read(), lambda: fs._objects.engine.bytes_fetched >= MiB)
         interrupted(lambda: target.cat_file("/d/slow"), stuck.is_set)
         """,
@@ -316,7 +304,7 @@ def test_threads_descriptors_and_tasks_do_not_accumulate(cloud):
                 except FileNotFoundError:
                     pass
             assert len(fs.find(bucket)) == 6
-            until(lambda: not left(fs))
+            until_quiet(fs._objects.engine)
             # SQLite keeps the descriptors of closed connections while others are open: as many as threads at once.
             assert index_descriptors() <= 2 * (24 + 3) + 1
             return descriptors(), threading.active_count(), len(asyncio.all_tasks(fs._objects.engine.loop))
@@ -361,5 +349,5 @@ def test_unreferenced_filesystems_and_files_are_collected(cloud):
         seen = [ref for i in range(4) for ref in use(i)]
         fs._objects.engine.call_soon(gc.collect)
         until(lambda seen=seen: gc.collect() is not None and not any(ref() for ref in seen))
-        until(lambda: not left(fs))
+        until_quiet(fs._objects.engine)
         assert leaked_blocks(fs) == 0

@@ -13,11 +13,10 @@ import fsspec
 import gcsfs.retry
 import pytest
 
-from cachedfs.core import engines
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, OriginUnavailable, OriginUnreachable
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
-from tests.support import KiB, forget, noise, stack_dump, tally, until
+from tests.support import KiB, forget, noise, stack_dump, tally, until_quiet
 
 BLOCK, SIZE = 64 * KiB, 300_000
 OLD, NEW = noise(SIZE), noise(70_000, seed=2)
@@ -141,18 +140,6 @@ def outcome(act):
         return "hangs"
 
 
-def await_quiet():
-    """Wait until no request, lookup or fetch lock is left; fail if that takes too long."""
-    (engine,) = engines._engines.values()
-
-    async def is_quiet():  # on the loop, where no request is between the queue and the list of active ones
-        ahead = engine.speculation.queued or engine.speculation._lookups
-        locks = engine.cache.locks.held().keys() - {engine.cache.space.writer & (1 << 62) - 1}
-        return not (ahead or engine.active_requests or engine.by_block or engine.lookups._running or locks)
-
-    until(lambda: engine.drain(120) and engine.run(is_quiet()))
-
-
 def is_right(got, moment, path, name, machine, *, is_lasting):
     if moment is write:
         # gcsfs writes to GCS: it tries less, and knows fewer errors.
@@ -207,7 +194,7 @@ def test_faults_lead_to_right_bytes_or_the_right_error_and_nothing_wrong_is_cach
         if moment is find:
             patient.invalidate_cache(path)
             patient.info(patient._parent(path))
-        await_quiet()
+        until_quiet(patient._objects.engine)
         machine.server.reset()
         kind = MOMENTS[moment][1]
         if name == "refused":
@@ -221,7 +208,7 @@ def test_faults_lead_to_right_bytes_or_the_right_error_and_nothing_wrong_is_cach
         machine.server.heal()
         if not is_right(got, moment, path, name, machine, is_lasting=times is None):
             wrong.append(f"{name}, {times}: {got!r:.150}")
-        await_quiet()
+        until_quiet(patient._objects.engine)
         fs._objects.engine._unreachable.clear()
         clock(11)  # an absence has expired
         held = stored(machine, path)
@@ -279,7 +266,7 @@ def test_no_read_is_wrong_when_one_request_in_ten_fails(machine, n_reads, seed, 
         outcomes = Counter(threads.map(read_range, wanted))
     assert machine.server.count("media") >= 100  # ten of them failed
     machine.server.heal()
-    await_quiet()
+    until_quiet(fs._objects.engine)
     forget()
     assert {name: filesystem(machine).cat_file(machine.path(name)) for name in data} == data
     assert set(outcomes) <= {"right", "OriginUnavailable"}

@@ -13,7 +13,7 @@ from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.quota import UNITS_A_DAY
 from cachedfs.sim import Fault
 from tests.fakes import FakeOrigin
-from tests.support import KiB, MiB, forget, noise, until
+from tests.support import KiB, MiB, forget, noise, until, until_quiet
 
 BLOCK = 64 * KiB
 SMALL = {"block_size": BLOCK, "request_size": 2 * BLOCK, "read_ahead": 4 * BLOCK}
@@ -21,45 +21,34 @@ SMALL = {"block_size": BLOCK, "request_size": 2 * BLOCK, "read_ahead": 4 * BLOCK
 pytestmark = pytest.mark.usefixtures("default_rate_limits")
 
 
-def wait_until_idle(fs):
-    """Wait until no request is in flight or queued and all blocks are stored."""
-    engine = fs._objects.engine
-
-    async def is_quiet():  # on the loop, where no request is between the queue and the list of active ones
-        return not (engine.active_requests or any(engine.speculation.queued))
-
-    until(lambda: engine.run(is_quiet()))
-    engine.drain(120)
-
-
 def test_a_used_up_download_quota_is_an_error_and_cached_data_is_still_read(drive):
     fs = fsspec.filesystem("cdrive")
     data = drive.put("big.bin", noise(4 * MiB))
     path = drive.path("big.bin")
     assert fs.cat_file(path, MiB, 2 * MiB) == data[MiB : 2 * MiB]
-    wait_until_idle(fs)
+    until_quiet(fs._objects.engine)
     drive.server.fail(Fault(kind="media", status=403, times=None, reason="downloadQuotaExceeded"))
     drive.asked()
     with pytest.raises(QuotaExceeded, match=r"up to 24 hours.*Cached data can still be read.*copy") as caught:
         fs.cat_file(path, 2 * MiB, 4 * MiB)
     assert caught.value.errno == errno.EDQUOT
-    wait_until_idle(fs)
+    until_quiet(fs._objects.engine)
     # The rest before the range is tried once.
     assert drive.asked().count("media") == 2
     assert fs.cat_file(path, MiB, 2 * MiB) == data[MiB : 2 * MiB]
     with fs.open(path) as file:
         file.seek(MiB + 5)
         assert file.read(100) == data[MiB + 5 : MiB + 105]
-    wait_until_idle(fs)
+    until_quiet(fs._objects.engine)
     assert "media" not in drive.asked()
     with pytest.raises(QuotaExceeded):
         fs.cat_file(path, 2 * MiB, 4 * MiB)
-    wait_until_idle(fs)
+    until_quiet(fs._objects.engine)
     assert drive.asked().count("media") == 1
     forget()
     again = fsspec.filesystem("cdrive")
     assert again.cat_file(path, MiB, 2 * MiB) == data[MiB : 2 * MiB]
-    wait_until_idle(again)
+    until(lambda: not again._objects.engine.active_requests)
     assert "media" not in drive.asked()
 
 
@@ -89,7 +78,7 @@ def test_readahead_is_requested_once_while_requests_are_scarce(monkeypatch):
     assert not {*ahead} & {*asked}
     origin.log.clear()
     origin.spare_in_s = 0.0
-    wait_until_idle(fs)
+    until_quiet(fs._objects.engine)
     assert [(path, want) for _, path, want in origin.log] == ahead
 
 
@@ -152,7 +141,7 @@ def test_what_all_processes_use_is_added_up_and_hits_use_nothing(drive, monkeypa
     theirs = int(drive.python(SUM % drive.path("second")))
     assert theirs == units_of(drive) > 200
     assert fs.quota_stats().units == mine.units + theirs
-    wait_until_idle(fs)
+    until_quiet(fs._objects.engine)
     forget()
     again = fsspec.filesystem("cdrive", max_age="immutable")
     again.cat_file(drive.path("second"))

@@ -9,7 +9,7 @@ import xarray as xr
 
 from cachedfs.core import objects
 from cachedfs.sim import Fault, GCSServer
-from tests.support import AGE_S, Cloud, MiB, forget, noise
+from tests.support import AGE_S, Cloud, MiB, files_below, forget, noise
 
 
 def test_an_unknown_small_object_costs_one_request_then_none(cloud):
@@ -135,9 +135,8 @@ def test_open_zarr_sends_each_request_once_and_none_after_a_restart(
 ):
     monkeypatch.setattr(objects, "ABSENCE_S", AGE_S)  # a busy machine may take longer than ten seconds
     data_set().to_zarr(tmp_path / "c.zarr", zarr_format=zarr_format, consolidated=consolidated)
-    for path in (tmp_path / "c.zarr").rglob("*"):
-        if path.is_file():
-            cloud.put(str(path.relative_to(tmp_path)), path.read_bytes())
+    for name, data in files_below(tmp_path / "c.zarr").items():
+        cloud.put(f"c.zarr/{name}", data)
     with xr.open_zarr(cloud.url("c.zarr"), consolidated=consolidated) as ds:
         keys = [request.key for request in cloud.server.requests]
         assert len(keys) == len(set(keys))

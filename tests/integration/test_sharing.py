@@ -26,7 +26,7 @@ import asyncio, json, multiprocessing, os, random, sys, threading
 import fsspec, gcsfs
 import tests.long_timeouts
 from cachedfs.core import engines
-from tests.support import noise, until
+from tests.support import noise, until, until_quiet
 
 size, block, options, ways = (json.loads(argument) for argument in sys.argv[1:])
 data = noise(size)
@@ -70,14 +70,6 @@ def by_tasks(order, before_each):
         await asyncio.gather(*map(one, order))
     asyncio.run(read())
 
-def left_in_memory():
-    '''What this process still holds when all was read and stored.'''
-    (own,) = engines._engines.values()
-    assert own.drain(120)
-    until(lambda: not own.active_requests)
-    locks = own.cache.locks.held().keys() - {own.cache.space.writer & (1 << 62) - 1}
-    return [own.by_block, own.lookups._running, own._tasks, locks]
-
 context = multiprocessing.get_context("fork")
 barrier = context.Barrier(len(ways))
 
@@ -91,8 +83,7 @@ def work(me):
         before_each = lambda: None
     barrier.wait(120)
     globals()["by_" + way](order, before_each)
-    left = left_in_memory()
-    assert not any(left), left
+    until_quiet(*engines._engines.values())
 
 def run(target, numbers):
     processes = [context.Process(target=target, args=(number,)) for number in numbers]
@@ -187,8 +178,7 @@ def wait(me):
     on_refused_lock(waiting[me].set)
     fs = fsspec.filesystem("cgs", **options)
     assert fs.cat_file(path) == data
-    left = left_in_memory()
-    assert not any(left), left
+    until_quiet(*engines._engines.values())
 
 (downloads,) = run(fetch, [0])
 assert begun.wait(120)

@@ -221,11 +221,6 @@ def lie_about(cloud, start, stop, size, times=1):
     cloud.server.reset()
 
 
-def drain(file):
-    while file.read(MiB):
-        pass
-
-
 def read_to_the_end(fs, path, target):
     with fs.open(path, "rb") as file:
         while file.read(100 * KiB):
