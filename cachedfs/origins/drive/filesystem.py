@@ -218,7 +218,7 @@ class DriveFileSystem(BaseFileSystem):
     async def _readable(self, path: str) -> tuple[ObjectInfo, bytes | None]:
         """Return the version that a new file reads, and for a Google document its export; raise if it has no bytes."""
         info = await self.origin.lookup(path)
-        must_have_bytes(info, self.origin.account.options.exports)
+        must_have_bytes(info, self.origin.account.options.export)
         return info, await self._bytes(info, None) if info.size is None else None
 
     async def _begin_append(self, path: str, spool: Any) -> str | None:

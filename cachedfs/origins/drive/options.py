@@ -53,13 +53,11 @@ _KINDS = {
 }
 
 
-def wanted(export: object) -> Mapping[str, str]:
+def _exports(export: object) -> Mapping[str, str]:
     """Return the MIME type for each kind of document, from the option `export`; raise ValueError if it is wrong.
 
     A type is a file extension ("docx") or a MIME type: one for all kinds, or a mapping from kind to type.
     """
-    if export is None:
-        return {}
     if isinstance(export, str):
         if not export.lstrip().startswith("{"):
             return {_ALL: _mime_of(export)}
@@ -73,10 +71,10 @@ def wanted(export: object) -> Mapping[str, str]:
     return {_known(kind): _mime_of(given) for kind, given in export.items()}
 
 
-def exported_as(info: ObjectInfo, exports: Mapping[str, str]) -> str | None:
+def exported_as(info: ObjectInfo, exports: Mapping[str, str] | None) -> str | None:
     """Return the MIME type that a document is exported as; None if it is not exported."""
     kind = kind_of(info)
-    return (exports.get(kind) or exports.get(_ALL)) if kind and info.size is None else None
+    return (exports.get(kind) or exports.get(_ALL)) if exports and kind and info.size is None else None
 
 
 def kind_of(info: ObjectInfo) -> str:
@@ -123,7 +121,7 @@ class DriveOptions:
     endpoint_url: str = GOOGLE
     trash_only: bool = True
     acknowledge_abuse: bool = False
-    export: str | Mapping[str, str] | None = None
+    export: Mapping[str, str] | None = None  # MIME types by kind of document
     daily_limit: float | None = None
     daily_limit_stops: str = "speculation"
 
@@ -146,17 +144,12 @@ class DriveOptions:
             raise ValueError(
                 f"drive option daily_limit_stops={stops!r}: one of {', '.join(_STOPS)} is expected"
             )
-        made = cls(
+        if "export" in values:
+            values["export"] = _exports(values["export"])
+        return cls(
             sign_in={name: given[name] for name in SIGN_IN if given.get(name) is not None},
             **values,
         )
-        wanted(made.export)  # what is wrong with it is said here
-        return made
-
-    @property
-    def exports(self) -> Mapping[str, str]:
-        """The MIME types that documents are exported as, by kind."""
-        return wanted(self.export)
 
 
 def _share(given: object) -> float:
