@@ -17,7 +17,7 @@ from fsspec.utils import stringify_path
 
 from cachedfs.common.atomic_files import filled
 from cachedfs.common.spooled_file import SpooledFile, kept_locally, new_spool
-from cachedfs.common.types import ObjectInfo, Range
+from cachedfs.common.types import ANY_VERSION, AnyVersion, ObjectInfo, Range
 from cachedfs.common.urls import is_pattern
 from cachedfs.errors import ObjectChanged, ObjectExists
 from cachedfs.origins.base_filesystem import BaseFileSystem, begins_with
@@ -201,17 +201,21 @@ class DriveFileSystem(BaseFileSystem):
             raise ValueError(f"drive://{path}: mode {mode!r} is none of rb, wb, xb and ab")
         if mode == "xb" and self.exists(path):
             raise ObjectExists(f"drive://{path}: exists already; mode 'w' would replace it")
-        spool, onto = new_spool(), None
+        spool, replaces = new_spool(), None if mode == "xb" else ANY_VERSION
         try:
             if mode == "ab":
-                onto = sync(self.loop, self._begin_append, path, spool)
+                replaces = sync(self.loop, self._begin_append, path, spool)
         except BaseException:  # an interrupt too: nobody else knows of the spool
             spool.close()
             raise
 
         def send(file: Any) -> None:
-            write, content = self.origin.writer.write, UploadContent(file)
-            sync(self.loop, write, path, content, exclusive=mode == "xb", onto=onto)
+            try:
+                sync(self.loop, self.origin.upload, path, file, replaces=replaces, mtime_ns=None)
+            except ObjectExists as error:
+                if mode == "xb":
+                    raise
+                raise ObjectChanged(str(error)) from error  # there was none to append to
 
         return SpooledFile(api.url_of(path), mode, send, spool, autocommit=autocommit)
 
@@ -221,16 +225,16 @@ class DriveFileSystem(BaseFileSystem):
         must_have_bytes(info, self.origin.account.options.export)
         return info, await self._bytes(info, None) if info.size is None else None
 
-    async def _begin_append(self, path: str, spool: Any) -> str | None:
-        """Copy the file's present content into `spool`; return its fingerprint, "" if there is no file."""
+    async def _begin_append(self, path: str, spool: Any) -> ObjectInfo | AnyVersion | None:
+        """Copy the file's present content into `spool`; return the version to replace, as `upload` takes it."""
         try:
             info = await self.origin.lookup(path)
         except FileNotFoundError:
-            return ""
+            return None
         must_have_bytes(info)
         with kept_locally(api.url_of(path)):
             await self._copy_out(info, spool, DEFAULT_CALLBACK)
-        return info.fingerprint
+        return ANY_VERSION if info.fingerprint is None else info
 
     # Changing
     async def _pipe_file(self, path: Any, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:

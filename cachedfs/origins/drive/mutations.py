@@ -18,7 +18,6 @@ from cachedfs.errors import (
     CachedFSError,
     IsAFolder,
     NotDownloadable,
-    ObjectChanged,
     ObjectExists,
     ObjectNotFound,
     RequestRejected,
@@ -54,13 +53,12 @@ class DriveWriter:
         content: UploadContent,
         *,
         exclusive: bool = False,
-        onto: str | None = None,
         mtime_ns: int | None = None,
     ) -> ObjectInfo:
         """Write `content` to the file at `path` and return its metadata.
 
-        A file that exists gets a new revision. Missing folders are created. `exclusive`: raise ObjectExists if the file exists. `onto`: raise ObjectChanged
-        if its fingerprint is another, where "" means no file. `mtime_ns` is the time of modification, if not now.
+        A file that exists gets a new revision. Missing folders are created. `exclusive`: raise ObjectExists if the file
+        exists. `mtime_ns` is the time of modification, if not now.
         """
         async with self._alone(path):
             try:
@@ -70,14 +68,8 @@ class DriveWriter:
                 items = await self._tree.named(path, folder)
             if items and exclusive:
                 raise ObjectExists(f"{api.url_of(path)}: exists already, and was to be new")
-            before, known = await self._written_into(path, items) if items else (None, None)
-            now = api.item_info(before, path).fingerprint if before is not None else None
-            if onto is not None and onto != (now or ""):
-                raise ObjectChanged(
-                    f"{api.url_of(path)}: the file changed while it was being appended to; it is left as it is now: open it "
-                    "again"
-                )
-            if before is not None and known is not None:
+            if items:
+                before, known = await self._written_into(path, items)
                 return await self._write_into(path, content, before, known, mtime_ns)
             mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
             resource = {"mimeType": mime, **_times(mtime_ns), **await self._new_item(path, folder, mime)}
