@@ -7,7 +7,7 @@ import errno
 import logging
 import mimetypes
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 from weakref import WeakValueDictionary
@@ -73,7 +73,7 @@ class DriveWriter:
                 return await self._write_into(path, content, before, known, mtime_ns)
             mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
             resource = {"mimeType": mime, **_times(mtime_ns), **await self._new_item(path, folder, mime)}
-            item = await self._upload(path, content, resource, None)
+            item = await Upload(self._account, path, content, resource).run()
             return self._tree.created(path, _must_be_there(path, item))
 
     async def replace(
@@ -120,7 +120,7 @@ class DriveWriter:
     ) -> ObjectInfo:
         """Write a new revision of the item `before`, which `known` shows at `path`; return its metadata."""
         resource = {"mimeType": before["mimeType"], **_times(mtime_ns)}
-        item = _must_be_there(path, await self._upload(path, content, resource, before["id"]))
+        item = _must_be_there(path, await Upload(self._account, path, content, resource, before["id"]).run())
         info = api.item_info(item, path)
         kept = {name: known.details[name] for name in ("shortcut", "same_name") if name in known.details}
         if not place_of(path).names:  # as `PathResolver.lookup` has it
@@ -137,49 +137,6 @@ class DriveWriter:
             return item, info
         found = await self._account.item(into, path, key=target.get("targetResourceKey"))
         return _must_be_there(path, found), info
-
-    async def _upload(
-        self, path: str, content: UploadContent, resource: Mapping[str, Any], into: str | None
-    ) -> dict[str, Any]:
-        """Return the item after an upload; undo one that stored wrong bytes, as far as Drive allows.
-
-        Uploading twice creates one item, because `resource` contains the id of a new one.
-        """
-        expected, url = await asyncio.to_thread(content.md5), api.url_of(path)
-        try:
-            upload = Upload(self._account, path, content, resource, into)
-            item = await upload.transfer(resource, resource["mimeType"])
-        except FileExistsError as error:
-            if into is not None:
-                raise
-            # The id is ours alone: an earlier try arrived, and only its answer did not.
-            item = await self._account.item(resource["id"], path)
-            if (found := item.get("md5Checksum")) != expected:
-                raise CachedFSError(
-                    f"{url}: the new file has the MD5 {found} instead of {expected}. Its bytes may be from another writer, "
-                    "and are left: look at it, or write it again"
-                ) from error
-        if (found := item.get("md5Checksum")) != expected:
-            left = await self._take_back(path, item, into)
-            raise CachedFSError(
-                f"{url}: Drive holds other bytes than were sent: the MD5 is {found} instead of {expected}. {left}; write it "
-                "again"
-            )
-        content.sent(content.size)
-        return item
-
-    async def _take_back(self, path: str, item: Mapping[str, Any], into: str | None) -> str:
-        """Undo an upload, as far as Drive allows; return what is left."""
-        try:
-            if into is None:
-                await self._remove(path, item, None)
-                return "The new file was removed"
-            revision = item["headRevisionId"]
-            await self._account.delete(into, path, "taking the write back", revision=revision)
-            return "The file is what it was before"
-        except (CachedFSError, KeyError) as trouble:  # the write failed in any case
-            logger.warning("%s: wrong bytes could not be taken back: %s", api.url_of(path), trouble)
-            return "They are its newest version now; Drive keeps the ones before under 'Manage versions'"
 
     async def remove(self, path: str, *, folders: bool = False) -> None:
         """Move the item that `path` names to the trash, or delete it if `trash_only` is off; a folder with its contents.
@@ -385,18 +342,13 @@ class DriveWriter:
     async def _remove(self, path: str, item: Mapping[str, Any], folder: ObjectInfo | None) -> None:
         """Remove an item from a folder, or entirely if `folder` is None."""
         id, parents = item["id"], item.get("parents", ())
-        try:
-            # Until 2020 an item could be put into several folders.
-            if folder is not None and folder.id in parents and len(parents) > 1:
-                out = {"removeParents": str(folder.id)}
-                kept = {"modifiedTime": item["modifiedTime"]}
+        # Until 2020 an item could be put into several folders.
+        if folder is not None and folder.id in parents and len(parents) > 1:
+            out, kept = {"removeParents": str(folder.id)}, {"modifiedTime": item["modifiedTime"]}
+            with suppress(ObjectNotFound):
                 await self._account.change("PATCH", id, path, "taking it out of the folder", kept, out)
-            elif self._account.options.trash_only:
-                await self._account.change("PATCH", id, path, "moving it to the trash", {"trashed": True})
-            else:
-                await self._account.delete(id, path, "deleting it")
-        except ObjectNotFound:  # somebody else was faster
-            pass
+        else:
+            await self._account.remove(id, path)
         self._tree.expire(path)
 
     @asynccontextmanager
