@@ -16,6 +16,7 @@ from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import stringify_path
 
 from cachedfs.common.atomic_files import filled
+from cachedfs.common.event_loop import side_by_side
 from cachedfs.common.spooled_file import SpooledFile, kept_locally, new_spool
 from cachedfs.common.types import ANY_VERSION, AnyVersion, ObjectInfo, Range
 from cachedfs.common.urls import is_pattern
@@ -23,9 +24,9 @@ from cachedfs.errors import ObjectChanged, ObjectExists
 from cachedfs.origins.base_filesystem import BaseFileSystem, begins_with
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import key_of
+from cachedfs.origins.drive.drive_path import place_of, plain_path
 from cachedfs.origins.drive.options import DriveOptions, refuse_live
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.drive.paths import place_of, plain_path, side_by_side
 from cachedfs.origins.drive.read import must_have_bytes
 from cachedfs.origins.upload import UploadContent
 

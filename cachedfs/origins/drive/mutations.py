@@ -25,7 +25,8 @@ from cachedfs.errors import (
 from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount, key_of
-from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, folder_of, id_and_key, place_of
+from cachedfs.origins.drive.drive_path import MY_DRIVE, folder_of, id_and_key, place_of
+from cachedfs.origins.drive.paths import PathResolver
 from cachedfs.origins.drive.upload import Upload
 from cachedfs.origins.upload import UploadContent, check_version, version_conflict
 
@@ -74,7 +75,7 @@ class DriveWriter:
             mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
             resource = {"mimeType": mime, **_times(mtime_ns), **await self._new_item(path, folder, mime)}
             item = await Upload(self._account, path, content, resource).run()
-            return self._tree.created(path, _must_be_there(path, item))
+            return self._tree.known.created(path, _must_be_there(path, item))
 
     async def replace(
         self, path: str, content: UploadContent, version: ObjectInfo, *, mtime_ns: int | None = None
@@ -106,7 +107,7 @@ class DriveWriter:
         """Return whether an item has the name in `path`, and is in that folder as far as this is known."""
         if not place_of(path).names or "shortcut" in version.details:  # a target may be anywhere
             return True
-        folder, parents = self._tree.remembered(folder_of(path)), item.get("parents")
+        folder, parents = self._tree.known.get(folder_of(path)), item.get("parents")
         is_in = folder is None or parents is None or folder.id in (api.SHARED_WITH_ME, *parents)
         return is_in and api.shown(item["name"]) == path.rpartition("/")[2]
 
@@ -158,9 +159,9 @@ class DriveWriter:
         if not place_of(path).names:
             info = await self._tree.lookup(path)
             return info if exist_ok and info.kind == "directory" else _already_exists(path)
-        began = self._tree.now()
+        began = self._tree.known.now()
         async with self._alone(path):
-            if exist_ok and (made := self._tree.remembered(path, since=began)) is not None:
+            if exist_ok and (made := self._tree.known.get(path, since=began)) is not None:
                 return made  # while this waited: of many files in a new folder the first one makes it for all
             try:
                 info = await self._tree.lookup(path, sure=True, for_folder=True)
@@ -169,7 +170,7 @@ class DriveWriter:
                 make = self.make_folder(parent, exist_ok=True) if parents else self._tree.folder(parent)
                 resource = {"mimeType": api.FOLDER, **await self._new_item(path, await make, api.FOLDER)}
                 item = await self._account.change("POST", None, path, "making the folder", resource)
-                return self._tree.created(path, _must_be_there(path, item))
+                return self._tree.known.created(path, _must_be_there(path, item))
             if info.kind != "directory" or not exist_ok:
                 _already_exists(path)
             return info
@@ -214,7 +215,7 @@ class DriveWriter:
         copy = await self._account.change("POST", info.id, target, "copying to it", resource, headers=keys)
         _must_be_there(target, copy)
         await self._replace(target, replaced, folder, lambda: self._remove(target, copy, None))
-        self._tree.created(target, copy)
+        self._tree.known.created(target, copy)
         return False
 
     async def move(self, source: str, target: str) -> None:
@@ -251,7 +252,7 @@ class DriveWriter:
             )
         finally:
             for path in (source, target):
-                self._tree.expire(path)
+                self._tree.known.expire(path)
 
     async def _shift(
         self, item: Mapping[str, Any], name: str, old: ObjectInfo, new: ObjectInfo, path: str
@@ -349,7 +350,7 @@ class DriveWriter:
                 await self._account.change("PATCH", id, path, "taking it out of the folder", kept, out)
         else:
             await self._account.remove(id, path)
-        self._tree.expire(path)
+        self._tree.known.expire(path)
 
     @asynccontextmanager
     async def _alone(self, *paths: str) -> AsyncIterator[None]:

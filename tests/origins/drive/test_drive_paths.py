@@ -19,7 +19,7 @@ from cachedfs.errors import (
     SignInRefused,
 )
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.paths import place_of
+from cachedfs.origins.drive.drive_path import place_of
 from cachedfs.sim import Fault
 from tests.origins.contract import DATA, names, read
 from tests.origins.drive.conftest import PATIENT

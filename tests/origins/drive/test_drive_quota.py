@@ -232,5 +232,7 @@ def test_a_limit_is_a_share():
         with pytest.raises(ValueError, match="daily_limit="):
             DriveOptions.of({"daily_limit": value})
     assert DriveOptions.of({"daily_limit": "0.25"}).daily_limit == 0.25
-    with pytest.raises(ValueError, match="daily_limit_stops='reads': expected one of speculation, everything"):
+    with pytest.raises(
+        ValueError, match="daily_limit_stops='reads': expected one of speculation, everything"
+    ):
         DriveOptions.of({"daily_limit_stops": "reads"})
