@@ -140,14 +140,6 @@ class DriveFileSystem(BaseFileSystem):
         }
         return wanted if detail else list(wanted)
 
-    async def _du(
-        self, path: Any, total: bool = True, maxdepth: int | None = None, **kwargs: Any
-    ) -> int | dict[str, int]:
-        """Return the bytes below a path; a Google document has no size and counts as 0."""
-        found = await self._find(path, maxdepth=maxdepth, detail=True, **kwargs)
-        sizes = {name: info["size"] or 0 for name, info in found.items()}
-        return sum(sizes.values()) if total else sizes
-
     async def _cat_file(
         self, path: Any, start: int | None = None, end: int | None = None, **kwargs: Any
     ) -> bytes:

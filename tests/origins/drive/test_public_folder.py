@@ -170,6 +170,11 @@ def test_a_public_folder_is_listed_by_its_page(cached, server, tree):
     assert asked(server) == {"media": 2}
 
 
+def test_the_sizes_that_a_page_lacks_are_asked_for_without_the_cache_too(server, tree, nobody):
+    fs = fsspec.filesystem("drive", endpoint_url=server.endpoint_url, skip_instance_cache=True)
+    assert fs.du(f"id:{tree}") == 1000 + 1000 + 5000
+
+
 def test_files_of_a_public_folder_are_read_and_cached(cached, server, tree, tmp_path):
     fs = cached()
     assert fs.cat_file(f"id:{tree}/sub/c") == b"sub/c" * 1000
