@@ -11,6 +11,7 @@ from fsspec.asyn import AsyncFileSystem, _run_coros_in_chunks, sync
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.implementations.local import LocalFileSystem, make_path_posix
 
+from cachedfs.common.drive_links import NATIVE
 from cachedfs.common.text import counted
 from cachedfs.common.urls import is_pattern, without_slash
 from cachedfs.errors import (
@@ -24,7 +25,6 @@ from cachedfs.errors import (
 )
 
 _MOST_NAMED = 20  # objects in the error of a copy that left some
-_DOCUMENTS = "application/vnd.google-apps."  # begins the types of Google's own, which have no bytes
 
 
 class HonestErrors(AsyncFileSystem):
@@ -260,7 +260,7 @@ class BaseFileSystem(LiteralNames, CompleteGet, CycleSafeWalk):
         unknown = [
             name
             for name, info in found.items()
-            if info["size"] is None and not str(info.get("mimeType")).startswith(_DOCUMENTS)
+            if info["size"] is None and not str(info.get("mimeType")).startswith(NATIVE)
         ]
         infos = await _run_coros_in_chunks(list(map(self._info, unknown)), batch_size=self.batch_size)
         found |= zip(unknown, infos, strict=True)

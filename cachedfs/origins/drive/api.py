@@ -11,12 +11,12 @@ from datetime import datetime
 from typing import Any
 from unicodedata import normalize as _normal
 
+from cachedfs.common.drive_links import NATIVE
 from cachedfs.common.types import Change, ObjectInfo
 from cachedfs.origins.origin_errors import object_of, size_of, well_formed
 from cachedfs.origins.retry import RetryableError, foreign
 
-FOLDER = "application/vnd.google-apps.folder"
-SHORTCUT = "application/vnd.google-apps.shortcut"
+FOLDER, SHORTCUT = f"{NATIVE}folder", f"{NATIVE}shortcut"
 ROOT = "root"  # the service's own name for the top of My Drive
 SHARED_WITH_ME = "sharedWithMe"  # stands for the id that this view does not have
 SHARED = "shared:"  # begins the paths of a shared drive, which its name follows
@@ -35,8 +35,7 @@ LIST_FIELDS = f"kind,nextPageToken,incompleteSearch,files({_FIELDS})"
 CHANGE_FIELDS = (
     f"kind,nextPageToken,newStartPageToken,changes(changeType,fileId,driveId,removed,file({_FIELDS}))"
 )
-_NATIVE = "application/vnd.google-apps."
-_THIRD_PARTY = f"{_NATIVE}drive-sdk"  # a shortcut to an application of somebody else, whose number follows
+_THIRD_PARTY = f"{NATIVE}drive-sdk"  # a shortcut to an application of somebody else, whose number follows
 _SLASH = "\uff0f"  # "／", as rclone shows it
 
 
@@ -143,7 +142,7 @@ def _mime_of(item: Mapping[str, Any]) -> str:
 
 def is_native(mime: str) -> bool:
     """Return whether a MIME type is Google's own and has no bytes: a document, a form, a folder."""
-    return mime.startswith(_NATIVE)
+    return mime.startswith(NATIVE)
 
 
 def takes_id(mime: str) -> bool:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from cachedfs.common.drive_links import NATIVE
 from cachedfs.common.types import ObjectInfo
 from cachedfs.config import flag
 from cachedfs.origins.drive.api import GOOGLE
 from cachedfs.origins.drive.credentials import SIGN_IN
 
-_APPS = "application/vnd.google-apps."
 _ALL = "*"
 _OFFICE = "application/vnd.openxmlformats-officedocument."
 _TYPES = {
@@ -28,7 +28,7 @@ _TYPES = {
     "epub": "application/epub+zip",
     "html": "text/html",
     "jpg": "image/jpeg",
-    "json": f"{_APPS}script+json",
+    "json": f"{NATIVE}script+json",
     "md": "text/markdown",
     "mp4": "video/mp4",
     "odp": "application/vnd.oasis.opendocument.presentation",
@@ -81,7 +81,7 @@ def exported_as(info: ObjectInfo, exports: Mapping[str, str] | None) -> str | No
 def kind_of(info: ObjectInfo) -> str:
     """Return the kind of a Google document ("document"); "" for a file with bytes."""
     mime = str(info.details.get("mimeType", ""))
-    return mime.removeprefix(_APPS) if mime.startswith(_APPS) else ""
+    return mime.removeprefix(NATIVE) if mime.startswith(NATIVE) else ""
 
 
 def types_of(kind: str) -> str:
@@ -90,7 +90,7 @@ def types_of(kind: str) -> str:
 
 
 def _known(kind: object) -> str:
-    name = str(kind).removeprefix(_APPS)
+    name = str(kind).removeprefix(NATIVE)
     if name not in _KINDS:
         raise ValueError(f"no kind of document is called {kind!r}{_near(name, _KINDS)}")
     return name

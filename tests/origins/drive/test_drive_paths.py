@@ -603,6 +603,14 @@ async def test_an_incomplete_search_is_never_used(origin, server, folder, root):
     assert server.count() == 9
 
 
+async def test_a_listing_that_does_not_end_is_an_error(origin, server, root):
+    here = await origin.lookup(root)
+    page = {"kind": "drive#fileList", "nextPageToken": "x"}  # names itself as the next one
+    server.fail(Fault(kind="list", status=200, body=json.dumps(page), times=None))
+    with pytest.raises(OriginUnavailable, match=f"drive://{root}: listing it does not end"):
+        await listed(origin, root, parent=here)
+
+
 # Concurrent changes
 async def test_a_folder_that_was_replaced_is_looked_up_again(origin, server, folder, root):
     server.put(f"{folder}/sub/a", b"old")
