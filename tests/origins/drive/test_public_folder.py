@@ -22,6 +22,7 @@ from cachedfs.sim import Fault
 from tests.origins.contract import read
 from tests.support import forget
 
+pytestmark = pytest.mark.usefixtures("only_with_account")
 DATA = os.urandom(3000)
 ID = "1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbOw9yLeeLPNQ"
 APPS = "application/vnd.google-apps."
@@ -103,16 +104,6 @@ def test_no_page_is_no_absence(status):
 
 
 # Reading
-@pytest.fixture
-def server(server):
-    """A Drive that answers no anonymous requests, as Google's does."""
-    server.require_token("of an account")
-    yield server
-    server.reset()  # the public pages are in no description of the API
-    server.page_limit(None)
-    server.require_no_token()
-
-
 @pytest.fixture
 def tree(server, folder):
     """The id of a public folder with the files a, b and sub/c."""
