@@ -26,7 +26,7 @@ from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount, key_of
 from cachedfs.origins.drive.drive_path import MY_DRIVE, folder_of, id_and_key, place_of
-from cachedfs.origins.drive.paths import PathResolver
+from cachedfs.origins.drive.paths import PathResolver, missing, must_be_there
 from cachedfs.origins.drive.upload import Upload
 from cachedfs.origins.upload import UploadContent, check_version, version_conflict
 
@@ -75,7 +75,7 @@ class DriveWriter:
             mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
             resource = {"mimeType": mime, **_times(mtime_ns), **await self._new_item(path, folder, mime)}
             item = await Upload(self._account, path, content, resource).run()
-            return self._tree.known.created(path, _must_be_there(path, item))
+            return self._tree.known.created(path, must_be_there(path, item))
 
     async def replace(
         self, path: str, content: UploadContent, version: ObjectInfo, *, mtime_ns: int | None = None
@@ -121,7 +121,7 @@ class DriveWriter:
     ) -> ObjectInfo:
         """Write a new revision of the item `before`, which `known` shows at `path`; return its metadata."""
         resource = {"mimeType": before["mimeType"], **_times(mtime_ns)}
-        item = _must_be_there(path, await Upload(self._account, path, content, resource, before["id"]).run())
+        item = must_be_there(path, await Upload(self._account, path, content, resource, before["id"]).run())
         info = api.item_info(item, path)
         kept = {name: known.details[name] for name in ("shortcut", "same_name") if name in known.details}
         if not place_of(path).names:  # as `PathResolver.lookup` has it
@@ -137,7 +137,7 @@ class DriveWriter:
         if (target := api.shortcut_target(item)) is None:
             return item, info
         found = await self._account.item(into, path, key=target.get("targetResourceKey"))
-        return _must_be_there(path, found), info
+        return must_be_there(path, found), info
 
     async def remove(self, path: str, *, folders: bool = False) -> None:
         """Move the item that `path` names to the trash, or delete it if `trash_only` is off; a folder with its contents.
@@ -170,7 +170,7 @@ class DriveWriter:
                 make = self.make_folder(parent, exist_ok=True) if parents else self._tree.folder(parent)
                 resource = {"mimeType": api.FOLDER, **await self._new_item(path, await make, api.FOLDER)}
                 item = await self._account.change("POST", None, path, "making the folder", resource)
-                return self._tree.known.created(path, _must_be_there(path, item))
+                return self._tree.known.created(path, must_be_there(path, item))
             if info.kind != "directory" or not exist_ok:
                 _already_exists(path)
             return info
@@ -213,8 +213,8 @@ class DriveWriter:
         replaced = (await self._tree.chosen(before, target))[0] if before else None
         resource, keys = await self._new_item(target, folder, info.details["mimeType"]), key_of(info)
         copy = await self._account.change("POST", info.id, target, "copying to it", resource, headers=keys)
-        _must_be_there(target, copy)
-        await self._replace(target, replaced, folder, lambda: self._remove(target, copy, None))
+        must_be_there(target, copy)
+        await self._replace(target, replaced, folder, lambda: self._account.remove(copy["id"], target))
         self._tree.known.created(target, copy)
         return False
 
@@ -245,7 +245,7 @@ class DriveWriter:
             )
         try:
             moved = await self._shift(item, _title_of(target), old, new, source)
-            _must_be_there(target, moved)
+            must_be_there(target, moved)
             replaced = before[0] if before else None
             await self._replace(
                 target, replaced, new, lambda: self._shift(item, item["name"], new, old, source)
@@ -319,13 +319,13 @@ class DriveWriter:
             )
         id, key = id_and_key(path)
         item = await self._account.item(id, path, key=key)
-        return api.folder_info("", ""), [_must_be_there(path, item)]
+        return api.folder_info("", ""), [must_be_there(path, item)]
 
     async def _visible(self, path: str) -> tuple[ObjectInfo, Mapping[str, Any]]:
         """Return the folder of `path` and the item in it that a read would give; warn of others of that name."""
         folder, items = await self._items(path, is_write=False)
         if not items:
-            raise ObjectNotFound(f"{api.url_of(path)}: no such file or folder")
+            raise missing(path, "no item of this name is in the folder")
         if len(items) > 1:
             others = "1 other item has" if len(items) == 2 else f"{len(items) - 1} other items have"
             logger.warning("%s: %s this name, and stay there", api.url_of(path), others)
@@ -340,11 +340,11 @@ class DriveWriter:
         given = {"name": _title_of(path), "parents": [folder.id]}
         return given | ({"id": await self._account.new_id(path)} if api.takes_id(mime) else {})
 
-    async def _remove(self, path: str, item: Mapping[str, Any], folder: ObjectInfo | None) -> None:
-        """Remove an item from a folder, or entirely if `folder` is None."""
+    async def _remove(self, path: str, item: Mapping[str, Any], folder: ObjectInfo) -> None:
+        """Remove an item from a folder, or entirely if it is in no other."""
         id, parents = item["id"], item.get("parents", ())
         # Until 2020 an item could be put into several folders.
-        if folder is not None and folder.id in parents and len(parents) > 1:
+        if folder.id in parents and len(parents) > 1:
             out, kept = {"removeParents": str(folder.id)}, {"modifiedTime": item["modifiedTime"]}
             with suppress(ObjectNotFound):
                 await self._account.change("PATCH", id, path, "taking it out of the folder", kept, out)
@@ -375,12 +375,8 @@ def _title_of(path: str) -> str:
 
 def _times(mtime_ns: int | None) -> dict[str, str]:
     """Return the field of a file that has a time of modification: Drive keeps milliseconds."""
-    if mtime_ns is None:
-        return {}
-    try:
-        return {"modifiedTime": rfc3339(mtime_ns, 3)}
-    except (ValueError, OverflowError, OSError):  # a year that Drive does not know
-        return {}
+    at = rfc3339(mtime_ns, 3)
+    return {} if at is None else {"modifiedTime": at}
 
 
 def _writable(path: str, item: Mapping[str, Any]) -> str:
@@ -415,12 +411,6 @@ def _must_be_real(path: str, folder: ObjectInfo, *, is_write: bool = True) -> No
         raise CachedFSError(
             f"{api.url_of(path)}: 'Shared with me' is a view, and holds nothing of its own; {to_do}"
         )
-
-
-def _must_be_there(path: str, item: dict[str, Any]) -> dict[str, Any]:
-    if api.is_trashed(item):
-        raise ObjectNotFound(f"{api.url_of(path)}: no such file or folder: it is in the trash")
-    return item
 
 
 def _already_exists(path: str) -> NoReturn:

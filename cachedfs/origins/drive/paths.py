@@ -77,7 +77,7 @@ class PathResolver:
             else:
                 _, items = await self.at(path, sure=sure)
         if not items:
-            raise _missing(path, "no item of this name is in the folder")
+            raise missing(path, "no item of this name is in the folder")
         if chunk := _CHUNK_IN_FOLDERS.fullmatch(path):
             self._say_once(
                 chunk[1],
@@ -223,7 +223,7 @@ class PathResolver:
             return known
         info = await self.lookup(path, for_folder=True)
         if info.kind != "directory":
-            raise _missing(path, "this is a file, and not a folder")
+            raise missing(path, "this is a file, and not a folder")
         self.known.add(path, info)
         return info
 
@@ -327,8 +327,7 @@ class PathResolver:
         if top.startswith(api.SHARED):
             return await self._shared_drive(path, top.removeprefix(api.SHARED))
         id, key = (api.ROOT, None) if top == MY_DRIVE else id_and_key(top)
-        if api.is_trashed(item := await self._account.item(id, path, key=key)):
-            raise _missing(path, "it is in the trash")
+        item = must_be_there(path, await self._account.item(id, path, key=key))
         item |= {"resourceKey": key} if key else {}
         if top == MY_DRIVE:
             self._my_drive = api.item_info(item, path)
@@ -342,7 +341,7 @@ class PathResolver:
         found = [drive for drive in drives if api.shown(drive["name"]) == name]
         if not found:
             names = ", ".join(sorted(drive["name"] for drive in drives)) or "none"
-            raise _missing(path, f"this account sees no shared drive of this name, but: {names}")
+            raise missing(path, f"this account sees no shared drive of this name, but: {names}")
         if len(found) > 1:
             raise ValueError(
                 f"{api.url_of(path)}: {len(found)} shared drives have this name; name one by its id: "
@@ -388,5 +387,13 @@ async def _no_further_page() -> None:
     raise TimeoutError
 
 
-def _missing(path: str, why: str) -> ObjectNotFound:
+def must_be_there(path: str, item: dict[str, Any]) -> dict[str, Any]:
+    """Return an item; raise ObjectNotFound if it is in the trash."""
+    if api.is_trashed(item):
+        raise missing(path, "it is in the trash")
+    return item
+
+
+def missing(path: str, why: str) -> ObjectNotFound:
+    """Return the error for a path that names nothing."""
     return ObjectNotFound(f"{api.url_of(path)}: no such file or folder: {why}")
