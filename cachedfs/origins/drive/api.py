@@ -132,10 +132,11 @@ def shortcut_target(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def is_folder(item: Mapping[str, Any]) -> bool:
     """Return whether an item is a folder or a shortcut to one."""
-    return _mime_of(item) == FOLDER
+    return mime_of(item) == FOLDER
 
 
-def _mime_of(item: Mapping[str, Any]) -> str:
+def mime_of(item: Mapping[str, Any]) -> str:
+    """Return the type of an item; for a shortcut, that of its target."""
     target = shortcut_target(item)
     return str(item["mimeType"] if target is None else target.get("targetMimeType", ""))
 
@@ -218,7 +219,7 @@ def rank(item: Mapping[str, Any], *, for_folder: bool = False) -> tuple[bool, bo
     Folders and files with bytes come before Google documents. Within each group the last modified comes first, then the
     lowest id. `for_folder`: folders come first, because only they can contain names.
     """
-    is_document, at = is_native(_mime_of(item)) and not is_folder(item), item.get("modifiedTime")
+    is_document, at = is_native(mime_of(item)) and not is_folder(item), item.get("modifiedTime")
     age = -datetime.fromisoformat(at).timestamp() if at else 0.0
     return for_folder and not is_folder(item), is_document, age, item["id"]
 

@@ -100,7 +100,7 @@ class DriveWriter:
         if api.is_trashed(item) or not self._is_at(path, item, version):
             raise version_conflict(url, version, None)
         check_version(url, version, api.item_info(item, path))
-        _writable(path, item)
+        _must_have_content(path, item)
         return item
 
     def _is_at(self, path: str, item: Mapping[str, Any], version: ObjectInfo) -> bool:
@@ -133,10 +133,10 @@ class DriveWriter:
     ) -> tuple[Mapping[str, Any], ObjectInfo]:
         """Return the item that holds the content of `path` (for a shortcut its target), and the metadata of `path`."""
         item, info = await self._tree.chosen(items, path)
-        into = _writable(path, item)
+        _must_have_content(path, item)
         if (target := api.shortcut_target(item)) is None:
             return item, info
-        found = await self._account.item(into, path, key=target.get("targetResourceKey"))
+        found = await self._account.item(target["targetId"], path, key=target.get("targetResourceKey"))
         return must_be_there(path, found), info
 
     async def remove(self, path: str, *, folders: bool = False) -> None:
@@ -208,7 +208,7 @@ class DriveWriter:
         for item in before:
             if item["id"] == info.id:
                 return False  # onto itself
-            _writable(target, item)
+            _must_have_content(target, item)
         # Of several, the one that the name means; the copy is newer than the others.
         replaced = (await self._tree.chosen(before, target))[0] if before else None
         resource, keys = await self._new_item(target, folder, info.details["mimeType"]), key_of(info)
@@ -379,10 +379,9 @@ def _times(mtime_ns: int | None) -> dict[str, str]:
     return {} if at is None else {"modifiedTime": at}
 
 
-def _writable(path: str, item: Mapping[str, Any]) -> str:
-    """Return the id of the item that is written to for `path`; raise if it has no content."""
-    target = api.shortcut_target(item)
-    mime = item["mimeType"] if target is None else target.get("targetMimeType", "")
+def _must_have_content(path: str, item: Mapping[str, Any]) -> None:
+    """Raise an error for what cannot be written to: a folder, a document, and a shortcut to one of them."""
+    mime = api.mime_of(item)
     if mime == api.FOLDER:
         raise IsAFolder(f"{api.url_of(path)}: this leads to a folder; write to a file in it")
     if api.is_native(mime):
@@ -390,7 +389,6 @@ def _writable(path: str, item: Mapping[str, Any]) -> str:
             f"{api.url_of(path)}: a document of Google's own ({mime}) has this name; choose another, or "
             "move the document away"
         )
-    return str(item["id"] if target is None else target["targetId"])
 
 
 def _must_have_a_name(path: str, parents: Sequence[str] = ()) -> None:
