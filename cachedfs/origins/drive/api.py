@@ -32,6 +32,7 @@ _FIELDS = (
 )
 ITEM_FIELDS = f"kind,{_FIELDS}"
 LIST_FIELDS = f"kind,nextPageToken,incompleteSearch,files({_FIELDS})"
+ABOUT_FIELDS = "user(displayName,emailAddress,permissionId),storageQuota(limit,usage)"
 CHANGE_FIELDS = (
     f"kind,nextPageToken,newStartPageToken,changes(changeType,fileId,driveId,removed,file({_FIELDS}))"
 )

@@ -170,10 +170,8 @@ class DriveConnection:
     def close_now(self) -> None:
         """Close the connections when no event loop is left to do it."""
         if (clients := self._clients.take()) is not None:
-            connector = clients.session.connector
+            clients.session.connector._close()  # its public face wants the loop
             clients.session.detach()
-            if connector is not None:
-                connector._close()  # its public face wants the loop
 
     # Any request
     def address(self, *parts: str | None, upload: bool = False) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from cachedfs.common.drive_links import canonical_path
+from cachedfs.errors import RequestRejected
 from cachedfs.origins.drive import api
 
 MY_DRIVE, SHARED_WITH_ME = "My Drive", "Shared with me"
@@ -49,6 +51,21 @@ def place_of(path: str) -> DrivePath:
 def folder_of(path: str) -> str:
     """Return the path of the folder that `path` is in."""
     return path.rpartition("/")[0]
+
+
+def name_of(path: str) -> str:
+    """Return the last name of a path."""
+    return path.rpartition("/")[2]
+
+
+def must_have_a_name(path: str, parents: Sequence[str] = ()) -> None:
+    """Raise RequestRejected unless an item is in a folder: by its path, or as it says."""
+    if place_of(path).names or parents:
+        return
+    raise RequestRejected(
+        f"{api.url_of(path)}: a copy or move needs the name of an item in a folder; give its path, as in "
+        f"{api.url_of(f'{MY_DRIVE}/folder/name')}"
+    )
 
 
 def id_and_key(top: str) -> tuple[str, str | None]:

@@ -317,7 +317,7 @@ class DriveFileSystem(BaseFileSystem):
         `scopes` is None if they are unknown.
         """
         account = self.origin.account
-        found = await account.about("user(displayName,emailAddress,permissionId),storageQuota(limit,usage)")
+        found = await account.about(api.ABOUT_FIELDS)
         return {**found, "scopes": (await account.clients()).auth.scopes()}
 
     async def _capabilities(self, path: Any) -> dict[str, bool]:

@@ -13,7 +13,7 @@ from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import CachedFSError, ObjectNotFound
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount
-from cachedfs.origins.drive.drive_path import folder_of, place_of
+from cachedfs.origins.drive.drive_path import folder_of, name_of, place_of
 
 _REMEMBERED_S = 30.0
 
@@ -70,7 +70,7 @@ class KnownFolders:
         with suppress(ObjectNotFound):
             item = await self._account.item(id, path, key=key)
             is_in = folder.id == api.SHARED_WITH_ME or folder.id in item.get("parents", ())
-            if is_in and not api.is_trashed(item) and api.shown(item["name"]) == path.rpartition("/")[2]:
+            if is_in and not api.is_trashed(item) and api.shown(item["name"]) == name_of(path):
                 return item
         return None
 

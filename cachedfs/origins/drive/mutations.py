@@ -20,12 +20,11 @@ from cachedfs.errors import (
     NotDownloadable,
     ObjectExists,
     ObjectNotFound,
-    RequestRejected,
 )
 from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount, key_of
-from cachedfs.origins.drive.drive_path import MY_DRIVE, folder_of, id_and_key, place_of
+from cachedfs.origins.drive.drive_path import folder_of, id_and_key, must_have_a_name, name_of, place_of
 from cachedfs.origins.drive.paths import PathResolver, missing, must_be_there
 from cachedfs.origins.drive.upload import Upload
 from cachedfs.origins.upload import UploadContent, check_version, version_conflict
@@ -109,7 +108,7 @@ class DriveWriter:
             return True
         folder, parents = self._tree.known.get(folder_of(path)), item.get("parents")
         is_in = folder is None or parents is None or folder.id in (api.SHARED_WITH_ME, *parents)
-        return is_in and api.shown(item["name"]) == path.rpartition("/")[2]
+        return is_in and api.shown(item["name"]) == name_of(path)
 
     async def _write_into(
         self,
@@ -203,7 +202,7 @@ class DriveWriter:
             return True
         if info.id is None:
             raise ObjectNotFound(f"{api.url_of(source)}: a shortcut to a file that is gone")
-        _must_have_a_name(target)
+        must_have_a_name(target)
         folder, before = await self._items(target)
         for item in before:
             if item["id"] == info.id:
@@ -226,14 +225,14 @@ class DriveWriter:
         if target.startswith(f"{source}/"):
             raise ValueError(f"{api.url_of(source)}: a folder cannot be moved into itself ({target})")
         if not source.startswith("id:"):
-            _must_have_a_name(source)
-        _must_have_a_name(target)
+            must_have_a_name(source)
+        must_have_a_name(target)
         await self._between(source, target, self._move)
 
     async def _move(self, source: str, target: str) -> None:
         old, item = await self._visible(source)
         if not place_of(source).names:  # by its id
-            _must_have_a_name(source, item.get("parents", ()))
+            must_have_a_name(source, item.get("parents", ()))
             old = api.folder_info("", item["parents"][0])
         new, there = await self._items(target)
         before = [other for other in there if other["id"] != item["id"]]
@@ -244,7 +243,7 @@ class DriveWriter:
                 f"{api.url_of(target)}: {len(before)} items have this name; remove or rename all but one of them first"
             )
         try:
-            moved = await self._shift(item, _title_of(target), old, new, source)
+            moved = await self._shift(item, api.title_of(name_of(target)), old, new, source)
             must_be_there(target, moved)
             replaced = before[0] if before else None
             await self._replace(
@@ -337,7 +336,7 @@ class DriveWriter:
         It includes an id where its type accepts one, so that a repeated request creates no second item.
         """
         _must_be_real(path, folder)
-        given = {"name": _title_of(path), "parents": [folder.id]}
+        given = {"name": api.title_of(name_of(path)), "parents": [folder.id]}
         return given | ({"id": await self._account.new_id(path)} if api.takes_id(mime) else {})
 
     async def _remove(self, path: str, item: Mapping[str, Any], folder: ObjectInfo) -> None:
@@ -369,10 +368,6 @@ class _NoFolder(ObjectNotFound):
     """The folder of a path does not exist."""
 
 
-def _title_of(path: str) -> str:
-    return api.title_of(path.rpartition("/")[2])
-
-
 def _times(mtime_ns: int | None) -> dict[str, str]:
     """Return the field of a file that has a time of modification: Drive keeps milliseconds."""
     at = rfc3339(mtime_ns, 3)
@@ -389,16 +384,6 @@ def _must_have_content(path: str, item: Mapping[str, Any]) -> None:
             f"{api.url_of(path)}: a document of Google's own ({mime}) has this name; choose another, or "
             "move the document away"
         )
-
-
-def _must_have_a_name(path: str, parents: Sequence[str] = ()) -> None:
-    """Raise RequestRejected unless an item is in a folder: by its path, or as it says."""
-    if place_of(path).names or parents:
-        return
-    raise RequestRejected(
-        f"{api.url_of(path)}: a copy or move needs the name of an item in a folder; give its path, as in "
-        f"{api.url_of(f'{MY_DRIVE}/folder/name')}"
-    )
 
 
 def _must_be_real(path: str, folder: ObjectInfo, *, is_write: bool = True) -> None:

@@ -34,6 +34,7 @@ from cachedfs.origins.drive.drive_path import (
     folder_of,
     has_feed,
     id_and_key,
+    name_of,
     place_of,
 )
 from cachedfs.origins.drive.known_folders import KnownFolders
@@ -152,7 +153,7 @@ class PathResolver:
 
     async def named(self, path: str, folder: ObjectInfo) -> list[dict[str, Any]]:
         """Return the items that `path` names in its folder: usually one or none."""
-        name = path.rpartition("/")[2]
+        name = name_of(path)
         if await self._account.public.uses_pages(path):
             same = [
                 item for item in await self._account.public.items(folder) if api.shown(item["name"]) == name
@@ -252,19 +253,17 @@ class PathResolver:
         found = await side_by_side(
             self._chosen_of(same, f"{folder.path}/{name}") for name, same in asked.items()
         )
-        infos = dict(zip(asked, (info for _, info in found), strict=True))
+        infos = dict(zip(asked, found, strict=True))
         return [
             infos.get(name) or api.item_info(same[0], f"{folder.path}/{name}")
             for name, same in by_name.items()
         ]
 
-    async def _chosen_of(
-        self, items: Sequence[dict[str, Any]], path: str
-    ) -> tuple[Mapping[str, Any], ObjectInfo]:
-        """Return the item that counts among items of one name in a listing, and its metadata."""
+    async def _chosen_of(self, items: Sequence[dict[str, Any]], path: str) -> ObjectInfo:
+        """Return the metadata of the item that counts among items of one name in a listing."""
         if await self._account.public.uses_pages(path):  # a page does not say which one was modified last
             items = await side_by_side(self._version_or_item(item, path) for item in items)
-        return await self.chosen(items, path)
+        return (await self.chosen(items, path))[1]
 
     async def _version_or_item(self, item: dict[str, Any], path: str) -> dict[str, Any]:
         with suppress(AccessDenied, NotDownloadable, QuotaExceeded):  # one item hides no neighbor
