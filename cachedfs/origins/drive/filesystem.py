@@ -205,10 +205,13 @@ class DriveFileSystem(BaseFileSystem):
         def send(file: Any) -> None:
             try:
                 sync(self.loop, self.origin.upload, path, file, replaces=replaces, mtime_ns=None)
-            except ObjectExists as error:
-                if mode == "xb":
+            except (ObjectChanged, ObjectExists) as error:
+                if mode != "ab":
                     raise
-                raise ObjectChanged(str(error)) from error  # there was none to append to
+                raise ObjectChanged(
+                    f"{api.url_of(path)}: the file changed while it was being appended to; it is left as it is now: open it "
+                    "again"
+                ) from error
 
         return SpooledFile(api.url_of(path), mode, send, spool, autocommit=autocommit)
 

@@ -306,7 +306,7 @@ def test_an_append_to_a_file_that_changed_is_an_error_and_loses_no_bytes(fs, ser
     first.write(b" two")
     second.write(b" three")
     first.close()
-    with pytest.raises(ObjectChanged, match=rf"drive://{root}/a: .*replaced.*open it again"):
+    with pytest.raises(ObjectChanged, match=rf"drive://{root}/a: .*appended to"):
         second.close()
     assert server.get(f"{folder}/a") == b"one two"
     with fs.open(f"{root}/new", "ab") as file:
