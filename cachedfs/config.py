@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from cachedfs.common.types import CacheBounds
 
-__all__ = ["Config", "SharedOptions", "parse_size", "shared_folder"]
+__all__ = ["Config", "SharedOptions", "flag", "parse_size", "shared_folder"]
 
 KiB = 1024
 MiB = 1024 * KiB
@@ -204,10 +204,11 @@ def _max_age(value: Any) -> float:
     return age
 
 
-def _flag(value: Any) -> bool:
+def flag(value: Any) -> bool:
+    """Return True or False from a text of the environment, where Python would take "False" for true."""
     if isinstance(value, bool):
         return value
-    text = str(value).lower()
+    text = str(value).strip().lower()
     if text not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
         raise ValueError("expected True or False")
     return text in ("1", "true", "yes", "on")
@@ -255,9 +256,9 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "concurrency": lambda value: MOST_AT_ONCE if value == "auto" else _at_least(1, _count)(value),
     "read_ahead": _bytes,
     "max_age": _max_age,
-    "stale_if_error": _flag,
-    "offline": _flag,
-    "verify_always": _flag,
+    "stale_if_error": flag,
+    "offline": flag,
+    "verify_always": flag,
     "shared_cache": shared_folder,
     "shared_cache_size": lambda value: None if value in (None, "none") else _bytes(value),
     "shared_cache_trust": _trust,

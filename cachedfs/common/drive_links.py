@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from urllib.parse import parse_qs
 
+NATIVE = "application/vnd.google-apps."  # begins the MIME types of Google's own documents
+
 # Patterns are compiled when they are used: that takes a millisecond, which few programs need to spend.
 _CANONICAL = ("My Drive", "Shared with me", "shared:", "id:")
 # Google's ids, such as 1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbOw9yLeeLPNQ, and 0AFpK3Xx8AmgsUk9PVA of a shared drive. Names

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -198,3 +198,15 @@ class EventLoopThread:
             loop.close()
             for answer in list(self._callers.values()) if is_used else ():
                 answer(None)
+
+
+async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run coroutines concurrently and return their results; the first failure cancels the others and is raised."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:  # a cancellation too: no task goes on that nobody awaits
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -30,22 +30,20 @@ def kept_mtime_ns(details: Mapping[str, Any]) -> int | None:
 
 def mtime_metadata(mtime_ns: int | None) -> dict[str, str]:
     """Return the custom metadata of an object that keeps this time; empty for None, and outside the years 1 to 9999."""
-    if mtime_ns is None:
-        return {}
-    try:
-        return {_MTIME: rfc3339(mtime_ns, 9), _SECONDS: str(mtime_ns // _S)}
-    except (ValueError, OverflowError, OSError):
-        return {}
+    at = rfc3339(mtime_ns, 9)
+    return {} if at is None or mtime_ns is None else {_MTIME: at, _SECONDS: str(mtime_ns // _S)}
 
 
-def rfc3339(at_ns: int, n_digits: int) -> str:
-    """Return a time as text, with so many digits of the second's fraction.
-
-    Raises ValueError, OverflowError or OSError outside the years 1 to 9999.
-    """
+def rfc3339(at_ns: int | None, n_digits: int) -> str | None:
+    """Return a time as text, with so many digits of the second's fraction; None outside the years 1 to 9999."""
+    if at_ns is None:
+        return None
     seconds, fraction = divmod(at_ns, _S)
-    # isoformat, because strftime does not fill up years before 1000.
-    text = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None).isoformat()
+    try:
+        # isoformat, because strftime does not fill up years before 1000.
+        text = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None).isoformat()
+    except (ValueError, OverflowError, OSError):
+        return None
     return f"{text}.{fraction:09d}"[: len(text) + 1 + n_digits] + "Z"
 
 

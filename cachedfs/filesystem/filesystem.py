@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
-from fsspec.asyn import _run_coros_in_chunks, mirror_sync_methods
+from fsspec.asyn import mirror_sync_methods
 from fsspec.config import conf
 from fsspec.core import has_magic
 from fsspec.spec import _Cached
@@ -547,22 +547,6 @@ class CachedFileSystem(CacheMethods, MoveMethods, metaclass=_DriveLinks):
             return await super()._glob(path, maxdepth=maxdepth, **kwargs)
         found = {name: await self._info(name)} if await self._exists(name) else {}
         return found if kwargs.get("detail") else list(found)
-
-    async def _du(
-        self,
-        path: Any,
-        total: bool = True,
-        maxdepth: int | None = None,
-        withdirs: bool = False,
-        **kwargs: Any,
-    ) -> Any:
-        found = await self._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True)
-        # The listing of a public folder of Drive has no sizes.
-        unknown = [name for name, info in found.items() if info["size"] is None]
-        infos = await _run_coros_in_chunks(list(map(self._info, unknown)), batch_size=self.batch_size)
-        found |= zip(unknown, infos, strict=True)
-        sizes = {name: info["size"] or 0 for name, info in found.items()}  # None: a document
-        return sum(sizes.values()) if total else sizes
 
     async def _itself(self, path: str, withdirs: bool, detail: bool) -> list[ObjectInfo]:
         lookups = self._reader.lookups

@@ -7,10 +7,11 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from fsspec.asyn import AsyncFileSystem, sync
+from fsspec.asyn import AsyncFileSystem, _run_coros_in_chunks, sync
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.implementations.local import LocalFileSystem, make_path_posix
 
+from cachedfs.common.drive_links import NATIVE
 from cachedfs.common.text import counted
 from cachedfs.common.urls import is_pattern, without_slash
 from cachedfs.errors import (
@@ -244,6 +245,27 @@ class BaseFileSystem(LiteralNames, CompleteGet, CycleSafeWalk):
             for name, info in near.items()
             if begins_with(name, path, prefix)
         }
+
+    async def _du(
+        self,
+        path: Any,
+        total: bool = True,
+        maxdepth: int | None = None,
+        withdirs: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Return the bytes below a path; a Google document has no size and counts as 0."""
+        found = await self._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True)
+        # The listing of a public folder of Drive has no sizes.
+        unknown = [
+            name
+            for name, info in found.items()
+            if info["size"] is None and not str(info.get("mimeType")).startswith(NATIVE)
+        ]
+        infos = await _run_coros_in_chunks(list(map(self._info, unknown)), batch_size=self.batch_size)
+        found |= zip(unknown, infos, strict=True)
+        sizes = {name: info["size"] or 0 for name, info in found.items()}
+        return sum(sizes.values()) if total else sizes
 
 
 def begins_with(name: str, folder: str, prefix: str) -> bool:

@@ -11,12 +11,12 @@ from datetime import datetime
 from typing import Any
 from unicodedata import normalize as _normal
 
+from cachedfs.common.drive_links import NATIVE
 from cachedfs.common.types import Change, ObjectInfo
 from cachedfs.origins.origin_errors import object_of, size_of, well_formed
 from cachedfs.origins.retry import RetryableError, foreign
 
-FOLDER = "application/vnd.google-apps.folder"
-SHORTCUT = "application/vnd.google-apps.shortcut"
+FOLDER, SHORTCUT = f"{NATIVE}folder", f"{NATIVE}shortcut"
 ROOT = "root"  # the service's own name for the top of My Drive
 SHARED_WITH_ME = "sharedWithMe"  # stands for the id that this view does not have
 SHARED = "shared:"  # begins the paths of a shared drive, which its name follows
@@ -32,11 +32,11 @@ _FIELDS = (
 )
 ITEM_FIELDS = f"kind,{_FIELDS}"
 LIST_FIELDS = f"kind,nextPageToken,incompleteSearch,files({_FIELDS})"
+ABOUT_FIELDS = "user(displayName,emailAddress,permissionId),storageQuota(limit,usage)"
 CHANGE_FIELDS = (
     f"kind,nextPageToken,newStartPageToken,changes(changeType,fileId,driveId,removed,file({_FIELDS}))"
 )
-_NATIVE = "application/vnd.google-apps."
-_THIRD_PARTY = f"{_NATIVE}drive-sdk"  # a shortcut to an application of somebody else, whose number follows
+_THIRD_PARTY = f"{NATIVE}drive-sdk"  # a shortcut to an application of somebody else, whose number follows
 _SLASH = "\uff0f"  # "／", as rclone shows it
 
 
@@ -133,17 +133,18 @@ def shortcut_target(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def is_folder(item: Mapping[str, Any]) -> bool:
     """Return whether an item is a folder or a shortcut to one."""
-    return _mime_of(item) == FOLDER
+    return mime_of(item) == FOLDER
 
 
-def _mime_of(item: Mapping[str, Any]) -> str:
+def mime_of(item: Mapping[str, Any]) -> str:
+    """Return the type of an item; for a shortcut, that of its target."""
     target = shortcut_target(item)
     return str(item["mimeType"] if target is None else target.get("targetMimeType", ""))
 
 
 def is_native(mime: str) -> bool:
     """Return whether a MIME type is Google's own and has no bytes: a document, a form, a folder."""
-    return mime.startswith(_NATIVE)
+    return mime.startswith(NATIVE)
 
 
 def takes_id(mime: str) -> bool:
@@ -219,7 +220,7 @@ def rank(item: Mapping[str, Any], *, for_folder: bool = False) -> tuple[bool, bo
     Folders and files with bytes come before Google documents. Within each group the last modified comes first, then the
     lowest id. `for_folder`: folders come first, because only they can contain names.
     """
-    is_document, at = is_native(_mime_of(item)) and not is_folder(item), item.get("modifiedTime")
+    is_document, at = is_native(mime_of(item)) and not is_folder(item), item.get("modifiedTime")
     age = -datetime.fromisoformat(at).timestamp() if at else 0.0
     return for_folder and not is_folder(item), is_document, age, item["id"]
 

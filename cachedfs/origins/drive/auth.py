@@ -25,11 +25,11 @@ from cachedfs.origins.drive.credentials import (
     DEFAULT,
     HOW_TO_SIGN_IN,
     SCOPE,
+    SCOPE_BY_GCLOUD,
     SignIn,
     find,
     owner_of,
     read_json,
-    scope_remedy,
 )
 from cachedfs.origins.drive.failures import token_remedy
 from cachedfs.origins.proxy import configure
@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     import requests
 
 log = logging.getLogger("cachedfs.origins")
+
+_SCOPE_OF_MACHINE = (
+    "a machine gets its scopes while it is stopped, by `gcloud compute instances set-service-account NAME "
+    f"--scopes={SCOPE}`; or run `cachedfs login drive`, or pass the key file of a service account as token="
+)
 
 
 class DriveAuth(TokenSource):
@@ -260,7 +265,7 @@ def _default(found: SignIn) -> SignIn:
     from google.auth.compute_engine import Credentials  # which takes long to import, and is by now
 
     is_machine = isinstance(credentials, Credentials)
-    for_scope = scope_remedy("machine" if is_machine else "gcloud")
+    for_scope = _SCOPE_OF_MACHINE if is_machine else SCOPE_BY_GCLOUD
     remedy = f"sign in again: {HOW_TO_SIGN_IN}"
     return found._replace(credentials=credentials, name=name, remedy=remedy, for_scope=for_scope)
 
@@ -291,7 +296,7 @@ def _from_object(live: Any) -> SignIn:
         shown["client_email"] = email
     account, secret = owner_of(shown, getattr(held, "_subject", None))
     made = SignIn("credentials", live, _name_of(held), "make new credentials", account, secret)
-    return made._replace(credentials=held, for_scope=scope_remedy("object"))
+    return made._replace(credentials=held, for_scope="make the credentials with this scope")
 
 
 def _name_of(credentials: Any) -> str:

@@ -21,7 +21,7 @@ from oauthlib import oauth2
 
 from cachedfs.common.logging import without_secrets
 from cachedfs.errors import AccessDenied, OriginUnavailable, SignInRefused
-from cachedfs.origins.drive import accounts, auth
+from cachedfs.origins.drive import accounts, api, auth
 from cachedfs.origins.drive.credentials import read_json
 from cachedfs.origins.drive.failures import failure
 from cachedfs.origins.http_request import HTTPRequest
@@ -35,7 +35,6 @@ GRANTS_PAGE = "https://myaccount.google.com/connections"
 # Nothing listens there: the browser shows the address with the code in it.
 PASTED_URI = "http://localhost:38085/"
 WAIT_S = 300
-_ABOUT = "user(displayName,emailAddress,permissionId),storageQuota(limit,usage)"
 _LOOPBACK = ("127.0.0.1", "localhost")
 
 
@@ -187,7 +186,7 @@ def about(info: Mapping[str, Any], endpoint_url: str) -> dict[str, Any]:
     """Return what Drive says of the user and the storage of a sign-in, in one request."""
     signed_in = auth.sign_in({"token": info})
     try:
-        answer = auth.about(signed_in, endpoint_url, _ABOUT)
+        answer = auth.about(signed_in, endpoint_url, api.ABOUT_FIELDS)
     except (requests.RequestException, RetryableError) as error:
         raise _unreachable(error) from None
     with contextlib.suppress(ValueError):

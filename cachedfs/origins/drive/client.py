@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from cachedfs.common.types import ObjectInfo, Range
-from cachedfs.errors import AccessDenied, OriginUnavailable, RequestRejected
+from cachedfs.errors import AccessDenied, ObjectNotFound, OriginUnavailable, RequestRejected
 from cachedfs.origins.base import range_header
 from cachedfs.origins.drive import api, failures
 from cachedfs.origins.drive.connection import DriveConnection
@@ -215,6 +215,14 @@ class DriveAccount(DriveConnection):
                 raise
             # An earlier try arrived, and only its answer did not.
             return await self.item(resource["id"], path)
+
+    async def remove(self, id: str, path: str) -> None:
+        """Move an item to the trash, or delete it if `trash_only` is off."""
+        with suppress(ObjectNotFound):  # somebody else was faster
+            if self.options.trash_only:
+                await self.change("PATCH", id, path, "moving it to the trash", {"trashed": True})
+            else:
+                await self.delete(id, path, "deleting it")
 
     async def delete(self, id: str, path: str, doing: str, *, revision: str = "") -> None:
         """Delete an item, or one revision of it, for good."""

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import json
 import os
-import ssl
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -95,7 +94,8 @@ class DriveConnection:
             from cachedfs.origins.http import HTTPClient, new_connector, timeouts_of
 
         auth, policy = await asyncio.to_thread(self._sign_in), self.policy
-        proxy, tls = await asyncio.to_thread(_way_to, self.base)
+        proxy = await asyncio.to_thread(proxy_of, self.base)
+        tls = await asyncio.to_thread(trusted) if self.base.startswith("https:") else True
         self.is_public = auth.is_missing
         session = aiohttp.ClientSession(connector=new_connector(ssl=tls), proxy=proxy)
 
@@ -170,10 +170,8 @@ class DriveConnection:
     def close_now(self) -> None:
         """Close the connections when no event loop is left to do it."""
         if (clients := self._clients.take()) is not None:
-            connector = clients.session.connector
+            clients.session.connector._close()  # its public face wants the loop
             clients.session.detach()
-            if connector is not None:
-                connector._close()  # its public face wants the loop
 
     # Any request
     def address(self, *parts: str | None, upload: bool = False) -> str:
@@ -263,8 +261,3 @@ class DriveConnection:
         return await self.answered(
             request, lambda answer: api.resource_of(answer.status, answer.body, kind, asked), **how
         )
-
-
-def _way_to(url: str) -> tuple[str | None, ssl.SSLContext | bool]:
-    """Return the proxy and the TLS settings for a service; blocks on files."""
-    return proxy_of(url), trusted() if url.startswith("https:") else True

@@ -27,6 +27,9 @@ GCLOUD_LOGIN = (
     "gcloud auth application-default login --client-id-file=client.json "
     f"--scopes={SCOPE},https://www.googleapis.com/auth/cloud-platform"
 )
+SCOPE_BY_GCLOUD = (
+    f"sign in again with `{GCLOUD_LOGIN}` (client.json is your OAuth client), or run `cachedfs login drive`"
+)
 _TOKEN_FORMS = (
     "a token is 'google_default', 'anon', an access token, or a JSON file or dictionary (service account key, "
     "authorized user, credentials saved by PyDrive2 or google-auth)"
@@ -72,24 +75,6 @@ class SignIn(NamedTuple):
     def is_live(self) -> bool:
         """True if the options have an object, whose kind only `auth.sign_in` can tell."""
         return self.kind in ("credentials", "google_auth")
-
-
-def scope_remedy(kind: str, name: str = "") -> str:
-    """Return what to do when such credentials lack the scope of Drive; `name` is a saved account's."""
-    saved = f"--account {shlex.quote(name)}` (without --read-only, if it is to change anything)"
-    return {
-        "account": f"sign in again with `cachedfs login drive {saved}",
-        "service account": f"save its key again with `cachedfs login drive --service-account FILE {saved}",
-        "key": 'remove "scopes" from the JSON of the key, which are asked for in place of the one for Drive',
-        "gcloud": f"sign in again with `{GCLOUD_LOGIN}` (client.json is your OAuth client), or run `cachedfs login drive`",
-        "machine": (
-            "a machine gets its scopes while it is stopped, by `gcloud compute instances set-service-account NAME "
-            f"--scopes={SCOPE}`; or run `cachedfs login drive`, or pass the key file of a service account as token="
-        ),
-        "token": "pass a token with this scope",
-        "client": f"sign in again with this scope; PyDrive2 asks for {SCOPE}",
-        "object": "make the credentials with this scope",
-    }[kind]
 
 
 def find(sign_in: Mapping[str, Any]) -> SignIn:
@@ -155,7 +140,9 @@ def _of_token(token: Any, given: Mapping[str, Any]) -> SignIn:
     if not token.isprintable() or " " in token:
         raise ValueError(f"drive option token=: this is no access token; {_TOKEN_FORMS}")
     remedy = "it has expired or was revoked: pass a new one"
-    return SignIn("token", token, "access token", remedy, secret=token, for_scope=scope_remedy("token"))
+    return SignIn(
+        "token", token, "access token", remedy, secret=token, for_scope="pass a token with this scope"
+    )
 
 
 def _token_file(token: Any) -> str | None:
@@ -214,12 +201,17 @@ def _of_file(name: str, option: str, given: Mapping[str, Any]) -> SignIn:
 
 
 def _of_json(info: dict[str, Any], where: str, given: Mapping[str, Any], path: str | None = None) -> SignIn:
-    """Return the sign-in of a service account or a user; messages name the option or file `where`."""
+    """Return the sign-in of a service account or a user; messages name the account, option or file `where`."""
+    saved = f"--account {shlex.quote(where)}` (without --read-only, if it is to change anything)"
     if info.get("type") == "service_account":
         user = given.get("client_user_email")
         account, _ = owner_of(info, user)
         remedy = "the key was deleted or may not do this: make a new key for the service account"
-        for_scope = scope_remedy("service account", where) if "account" in given else scope_remedy("key")
+        for_scope = f"save its key again with `cachedfs login drive --service-account FILE {saved}"
+        if "account" not in given:
+            for_scope = (
+                'remove "scopes" from the JSON of the key, which are asked for in place of the one for Drive'
+            )
         return SignIn(
             "service_account",
             info,
@@ -243,20 +235,16 @@ def _of_json(info: dict[str, Any], where: str, given: Mapping[str, Any], path: s
         )
     if "account" in given:
         name, remedy = f"account {where}", f"sign in again with `cachedfs login drive --account {where}`"
-        for_scope = scope_remedy("account", where)
+        for_scope = f"sign in again with `cachedfs login drive {saved}"
     elif "access_token" not in info:
-        name, remedy, path = (
-            f"authorized user of client {info['client_id']}",
-            f"sign in again: {HOW_TO_SIGN_IN}",
-            None,
-        )
-        for_scope = scope_remedy("gcloud")
+        name, path = f"authorized user of client {info['client_id']}", None
+        remedy, for_scope = f"sign in again: {HOW_TO_SIGN_IN}", SCOPE_BY_GCLOUD
     else:
         named = {"client_json_file_path": where} if path else {}
         name = f"saved OAuth credentials of client {info['client_id']}" + (f" ({where})" if path else "")
         remedy = _how_by_pydrive2({"client_id": info["client_id"], **given, **named})
         remedy = f"remove {where} and {remedy}" if path else remedy
-        for_scope = scope_remedy("client")
+        for_scope = f"sign in again with this scope; PyDrive2 asks for {SCOPE}"
     account, secret = owner_of(info)
     return SignIn("user", info, name, remedy, account, secret, path=path, for_scope=for_scope)
 

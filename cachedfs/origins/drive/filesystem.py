@@ -16,16 +16,17 @@ from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import stringify_path
 
 from cachedfs.common.atomic_files import filled
+from cachedfs.common.event_loop import side_by_side
 from cachedfs.common.spooled_file import SpooledFile, kept_locally, new_spool
-from cachedfs.common.types import ObjectInfo, Range
+from cachedfs.common.types import ANY_VERSION, AnyVersion, ObjectInfo, Range
 from cachedfs.common.urls import is_pattern
 from cachedfs.errors import ObjectChanged, ObjectExists
 from cachedfs.origins.base_filesystem import BaseFileSystem, begins_with
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import key_of
+from cachedfs.origins.drive.drive_path import place_of, plain_path
 from cachedfs.origins.drive.options import DriveOptions, refuse_live
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.drive.paths import place_of, plain_path, side_by_side
 from cachedfs.origins.drive.read import must_have_bytes
 from cachedfs.origins.upload import UploadContent
 
@@ -139,14 +140,6 @@ class DriveFileSystem(BaseFileSystem):
         }
         return wanted if detail else list(wanted)
 
-    async def _du(
-        self, path: Any, total: bool = True, maxdepth: int | None = None, **kwargs: Any
-    ) -> int | dict[str, int]:
-        """Return the bytes below a path; a Google document has no size and counts as 0."""
-        found = await self._find(path, maxdepth=maxdepth, detail=True, **kwargs)
-        sizes = {name: info["size"] or 0 for name, info in found.items()}
-        return sum(sizes.values()) if total else sizes
-
     async def _cat_file(
         self, path: Any, start: int | None = None, end: int | None = None, **kwargs: Any
     ) -> bytes:
@@ -201,36 +194,43 @@ class DriveFileSystem(BaseFileSystem):
             raise ValueError(f"drive://{path}: mode {mode!r} is none of rb, wb, xb and ab")
         if mode == "xb" and self.exists(path):
             raise ObjectExists(f"drive://{path}: exists already; mode 'w' would replace it")
-        spool, onto = new_spool(), None
+        spool, replaces = new_spool(), None if mode == "xb" else ANY_VERSION
         try:
             if mode == "ab":
-                onto = sync(self.loop, self._begin_append, path, spool)
+                replaces = sync(self.loop, self._begin_append, path, spool)
         except BaseException:  # an interrupt too: nobody else knows of the spool
             spool.close()
             raise
 
         def send(file: Any) -> None:
-            write, content = self.origin.writer.write, UploadContent(file)
-            sync(self.loop, write, path, content, exclusive=mode == "xb", onto=onto)
+            try:
+                sync(self.loop, self.origin.upload, path, file, replaces=replaces, mtime_ns=None)
+            except (ObjectChanged, ObjectExists) as error:
+                if mode != "ab":
+                    raise
+                raise ObjectChanged(
+                    f"{api.url_of(path)}: the file changed while it was being appended to; it is left as it is now: open it "
+                    "again"
+                ) from error
 
         return SpooledFile(api.url_of(path), mode, send, spool, autocommit=autocommit)
 
     async def _readable(self, path: str) -> tuple[ObjectInfo, bytes | None]:
         """Return the version that a new file reads, and for a Google document its export; raise if it has no bytes."""
         info = await self.origin.lookup(path)
-        must_have_bytes(info, self.origin.account.options.exports)
+        must_have_bytes(info, self.origin.account.options.export)
         return info, await self._bytes(info, None) if info.size is None else None
 
-    async def _begin_append(self, path: str, spool: Any) -> str | None:
-        """Copy the file's present content into `spool`; return its fingerprint, "" if there is no file."""
+    async def _begin_append(self, path: str, spool: Any) -> ObjectInfo | AnyVersion | None:
+        """Copy the file's present content into `spool`; return the version to replace, as `upload` takes it."""
         try:
             info = await self.origin.lookup(path)
         except FileNotFoundError:
-            return ""
+            return None
         must_have_bytes(info)
         with kept_locally(api.url_of(path)):
             await self._copy_out(info, spool, DEFAULT_CALLBACK)
-        return info.fingerprint
+        return ANY_VERSION if info.fingerprint is None else info
 
     # Changing
     async def _pipe_file(self, path: Any, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
@@ -320,7 +320,7 @@ class DriveFileSystem(BaseFileSystem):
         `scopes` is None if they are unknown.
         """
         account = self.origin.account
-        found = await account.about("user(displayName,emailAddress,permissionId),storageQuota(limit,usage)")
+        found = await account.about(api.ABOUT_FIELDS)
         return {**found, "scopes": (await account.clients()).auth.scopes()}
 
     async def _capabilities(self, path: Any) -> dict[str, bool]:

@@ -7,7 +7,7 @@ import errno
 import logging
 import mimetypes
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 from weakref import WeakValueDictionary
@@ -18,15 +18,14 @@ from cachedfs.errors import (
     CachedFSError,
     IsAFolder,
     NotDownloadable,
-    ObjectChanged,
     ObjectExists,
     ObjectNotFound,
-    RequestRejected,
 )
 from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount, key_of
-from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, folder_of, id_and_key, place_of
+from cachedfs.origins.drive.drive_path import folder_of, id_and_key, must_have_a_name, name_of, place_of
+from cachedfs.origins.drive.paths import PathResolver, missing, must_be_there
 from cachedfs.origins.drive.upload import Upload
 from cachedfs.origins.upload import UploadContent, check_version, version_conflict
 
@@ -54,13 +53,12 @@ class DriveWriter:
         content: UploadContent,
         *,
         exclusive: bool = False,
-        onto: str | None = None,
         mtime_ns: int | None = None,
     ) -> ObjectInfo:
         """Write `content` to the file at `path` and return its metadata.
 
-        A file that exists gets a new revision. Missing folders are created. `exclusive`: raise ObjectExists if the file exists. `onto`: raise ObjectChanged
-        if its fingerprint is another, where "" means no file. `mtime_ns` is the time of modification, if not now.
+        A file that exists gets a new revision. Missing folders are created. `exclusive`: raise ObjectExists if the file
+        exists. `mtime_ns` is the time of modification, if not now.
         """
         async with self._alone(path):
             try:
@@ -70,19 +68,13 @@ class DriveWriter:
                 items = await self._tree.named(path, folder)
             if items and exclusive:
                 raise ObjectExists(f"{api.url_of(path)}: exists already, and was to be new")
-            before, known = await self._written_into(path, items) if items else (None, None)
-            now = api.item_info(before, path).fingerprint if before is not None else None
-            if onto is not None and onto != (now or ""):
-                raise ObjectChanged(
-                    f"{api.url_of(path)}: the file changed while it was being appended to; it is left as it is now: open it "
-                    "again"
-                )
-            if before is not None and known is not None:
+            if items:
+                before, known = await self._written_into(path, items)
                 return await self._write_into(path, content, before, known, mtime_ns)
             mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
             resource = {"mimeType": mime, **_times(mtime_ns), **await self._new_item(path, folder, mime)}
-            item = await self._upload(path, content, resource, None)
-            return self._tree.created(path, _must_be_there(path, item))
+            item = await Upload(self._account, path, content, resource).run()
+            return self._tree.known.created(path, must_be_there(path, item))
 
     async def replace(
         self, path: str, content: UploadContent, version: ObjectInfo, *, mtime_ns: int | None = None
@@ -107,16 +99,16 @@ class DriveWriter:
         if api.is_trashed(item) or not self._is_at(path, item, version):
             raise version_conflict(url, version, None)
         check_version(url, version, api.item_info(item, path))
-        _writable(path, item)
+        _must_have_content(path, item)
         return item
 
     def _is_at(self, path: str, item: Mapping[str, Any], version: ObjectInfo) -> bool:
         """Return whether an item has the name in `path`, and is in that folder as far as this is known."""
         if not place_of(path).names or "shortcut" in version.details:  # a target may be anywhere
             return True
-        folder, parents = self._tree.remembered(folder_of(path)), item.get("parents")
+        folder, parents = self._tree.known.get(folder_of(path)), item.get("parents")
         is_in = folder is None or parents is None or folder.id in (api.SHARED_WITH_ME, *parents)
-        return is_in and api.shown(item["name"]) == path.rpartition("/")[2]
+        return is_in and api.shown(item["name"]) == name_of(path)
 
     async def _write_into(
         self,
@@ -128,7 +120,7 @@ class DriveWriter:
     ) -> ObjectInfo:
         """Write a new revision of the item `before`, which `known` shows at `path`; return its metadata."""
         resource = {"mimeType": before["mimeType"], **_times(mtime_ns)}
-        item = _must_be_there(path, await self._upload(path, content, resource, before["id"]))
+        item = must_be_there(path, await Upload(self._account, path, content, resource, before["id"]).run())
         info = api.item_info(item, path)
         kept = {name: known.details[name] for name in ("shortcut", "same_name") if name in known.details}
         if not place_of(path).names:  # as `PathResolver.lookup` has it
@@ -140,54 +132,11 @@ class DriveWriter:
     ) -> tuple[Mapping[str, Any], ObjectInfo]:
         """Return the item that holds the content of `path` (for a shortcut its target), and the metadata of `path`."""
         item, info = await self._tree.chosen(items, path)
-        into = _writable(path, item)
+        _must_have_content(path, item)
         if (target := api.shortcut_target(item)) is None:
             return item, info
-        found = await self._account.item(into, path, key=target.get("targetResourceKey"))
-        return _must_be_there(path, found), info
-
-    async def _upload(
-        self, path: str, content: UploadContent, resource: Mapping[str, Any], into: str | None
-    ) -> dict[str, Any]:
-        """Return the item after an upload; undo one that stored wrong bytes, as far as Drive allows.
-
-        Uploading twice creates one item, because `resource` contains the id of a new one.
-        """
-        expected, url = await asyncio.to_thread(content.md5), api.url_of(path)
-        try:
-            upload = Upload(self._account, path, content, resource, into)
-            item = await upload.transfer(resource, resource["mimeType"])
-        except FileExistsError as error:
-            if into is not None:
-                raise
-            # The id is ours alone: an earlier try arrived, and only its answer did not.
-            item = await self._account.item(resource["id"], path)
-            if (found := item.get("md5Checksum")) != expected:
-                raise CachedFSError(
-                    f"{url}: the new file has the MD5 {found} instead of {expected}. Its bytes may be from another writer, "
-                    "and are left: look at it, or write it again"
-                ) from error
-        if (found := item.get("md5Checksum")) != expected:
-            left = await self._take_back(path, item, into)
-            raise CachedFSError(
-                f"{url}: Drive holds other bytes than were sent: the MD5 is {found} instead of {expected}. {left}; write it "
-                "again"
-            )
-        content.sent(content.size)
-        return item
-
-    async def _take_back(self, path: str, item: Mapping[str, Any], into: str | None) -> str:
-        """Undo an upload, as far as Drive allows; return what is left."""
-        try:
-            if into is None:
-                await self._remove(path, item, None)
-                return "The new file was removed"
-            revision = item["headRevisionId"]
-            await self._account.delete(into, path, "taking the write back", revision=revision)
-            return "The file is what it was before"
-        except (CachedFSError, KeyError) as trouble:  # the write failed in any case
-            logger.warning("%s: wrong bytes could not be taken back: %s", api.url_of(path), trouble)
-            return "They are its newest version now; Drive keeps the ones before under 'Manage versions'"
+        found = await self._account.item(target["targetId"], path, key=target.get("targetResourceKey"))
+        return must_be_there(path, found), info
 
     async def remove(self, path: str, *, folders: bool = False) -> None:
         """Move the item that `path` names to the trash, or delete it if `trash_only` is off; a folder with its contents.
@@ -209,9 +158,9 @@ class DriveWriter:
         if not place_of(path).names:
             info = await self._tree.lookup(path)
             return info if exist_ok and info.kind == "directory" else _already_exists(path)
-        began = self._tree.now()
+        began = self._tree.known.now()
         async with self._alone(path):
-            if exist_ok and (made := self._tree.remembered(path, since=began)) is not None:
+            if exist_ok and (made := self._tree.known.get(path, since=began)) is not None:
                 return made  # while this waited: of many files in a new folder the first one makes it for all
             try:
                 info = await self._tree.lookup(path, sure=True, for_folder=True)
@@ -220,7 +169,7 @@ class DriveWriter:
                 make = self.make_folder(parent, exist_ok=True) if parents else self._tree.folder(parent)
                 resource = {"mimeType": api.FOLDER, **await self._new_item(path, await make, api.FOLDER)}
                 item = await self._account.change("POST", None, path, "making the folder", resource)
-                return self._tree.created(path, _must_be_there(path, item))
+                return self._tree.known.created(path, must_be_there(path, item))
             if info.kind != "directory" or not exist_ok:
                 _already_exists(path)
             return info
@@ -253,19 +202,19 @@ class DriveWriter:
             return True
         if info.id is None:
             raise ObjectNotFound(f"{api.url_of(source)}: a shortcut to a file that is gone")
-        _must_have_a_name(target)
+        must_have_a_name(target)
         folder, before = await self._items(target)
         for item in before:
             if item["id"] == info.id:
                 return False  # onto itself
-            _writable(target, item)
+            _must_have_content(target, item)
         # Of several, the one that the name means; the copy is newer than the others.
         replaced = (await self._tree.chosen(before, target))[0] if before else None
         resource, keys = await self._new_item(target, folder, info.details["mimeType"]), key_of(info)
         copy = await self._account.change("POST", info.id, target, "copying to it", resource, headers=keys)
-        _must_be_there(target, copy)
-        await self._replace(target, replaced, folder, lambda: self._remove(target, copy, None))
-        self._tree.created(target, copy)
+        must_be_there(target, copy)
+        await self._replace(target, replaced, folder, lambda: self._account.remove(copy["id"], target))
+        self._tree.known.created(target, copy)
         return False
 
     async def move(self, source: str, target: str) -> None:
@@ -276,14 +225,14 @@ class DriveWriter:
         if target.startswith(f"{source}/"):
             raise ValueError(f"{api.url_of(source)}: a folder cannot be moved into itself ({target})")
         if not source.startswith("id:"):
-            _must_have_a_name(source)
-        _must_have_a_name(target)
+            must_have_a_name(source)
+        must_have_a_name(target)
         await self._between(source, target, self._move)
 
     async def _move(self, source: str, target: str) -> None:
         old, item = await self._visible(source)
         if not place_of(source).names:  # by its id
-            _must_have_a_name(source, item.get("parents", ()))
+            must_have_a_name(source, item.get("parents", ()))
             old = api.folder_info("", item["parents"][0])
         new, there = await self._items(target)
         before = [other for other in there if other["id"] != item["id"]]
@@ -294,15 +243,15 @@ class DriveWriter:
                 f"{api.url_of(target)}: {len(before)} items have this name; remove or rename all but one of them first"
             )
         try:
-            moved = await self._shift(item, _title_of(target), old, new, source)
-            _must_be_there(target, moved)
+            moved = await self._shift(item, api.title_of(name_of(target)), old, new, source)
+            must_be_there(target, moved)
             replaced = before[0] if before else None
             await self._replace(
                 target, replaced, new, lambda: self._shift(item, item["name"], new, old, source)
             )
         finally:
             for path in (source, target):
-                self._tree.expire(path)
+                self._tree.known.expire(path)
 
     async def _shift(
         self, item: Mapping[str, Any], name: str, old: ObjectInfo, new: ObjectInfo, path: str
@@ -369,13 +318,13 @@ class DriveWriter:
             )
         id, key = id_and_key(path)
         item = await self._account.item(id, path, key=key)
-        return api.folder_info("", ""), [_must_be_there(path, item)]
+        return api.folder_info("", ""), [must_be_there(path, item)]
 
     async def _visible(self, path: str) -> tuple[ObjectInfo, Mapping[str, Any]]:
         """Return the folder of `path` and the item in it that a read would give; warn of others of that name."""
         folder, items = await self._items(path, is_write=False)
         if not items:
-            raise ObjectNotFound(f"{api.url_of(path)}: no such file or folder")
+            raise missing(path, "no item of this name is in the folder")
         if len(items) > 1:
             others = "1 other item has" if len(items) == 2 else f"{len(items) - 1} other items have"
             logger.warning("%s: %s this name, and stay there", api.url_of(path), others)
@@ -387,25 +336,20 @@ class DriveWriter:
         It includes an id where its type accepts one, so that a repeated request creates no second item.
         """
         _must_be_real(path, folder)
-        given = {"name": _title_of(path), "parents": [folder.id]}
+        given = {"name": api.title_of(name_of(path)), "parents": [folder.id]}
         return given | ({"id": await self._account.new_id(path)} if api.takes_id(mime) else {})
 
-    async def _remove(self, path: str, item: Mapping[str, Any], folder: ObjectInfo | None) -> None:
-        """Remove an item from a folder, or entirely if `folder` is None."""
+    async def _remove(self, path: str, item: Mapping[str, Any], folder: ObjectInfo) -> None:
+        """Remove an item from a folder, or entirely if it is in no other."""
         id, parents = item["id"], item.get("parents", ())
-        try:
-            # Until 2020 an item could be put into several folders.
-            if folder is not None and folder.id in parents and len(parents) > 1:
-                out = {"removeParents": str(folder.id)}
-                kept = {"modifiedTime": item["modifiedTime"]}
+        # Until 2020 an item could be put into several folders.
+        if folder.id in parents and len(parents) > 1:
+            out, kept = {"removeParents": str(folder.id)}, {"modifiedTime": item["modifiedTime"]}
+            with suppress(ObjectNotFound):
                 await self._account.change("PATCH", id, path, "taking it out of the folder", kept, out)
-            elif self._account.options.trash_only:
-                await self._account.change("PATCH", id, path, "moving it to the trash", {"trashed": True})
-            else:
-                await self._account.delete(id, path, "deleting it")
-        except ObjectNotFound:  # somebody else was faster
-            pass
-        self._tree.expire(path)
+        else:
+            await self._account.remove(id, path)
+        self._tree.known.expire(path)
 
     @asynccontextmanager
     async def _alone(self, *paths: str) -> AsyncIterator[None]:
@@ -424,24 +368,15 @@ class _NoFolder(ObjectNotFound):
     """The folder of a path does not exist."""
 
 
-def _title_of(path: str) -> str:
-    return api.title_of(path.rpartition("/")[2])
-
-
 def _times(mtime_ns: int | None) -> dict[str, str]:
     """Return the field of a file that has a time of modification: Drive keeps milliseconds."""
-    if mtime_ns is None:
-        return {}
-    try:
-        return {"modifiedTime": rfc3339(mtime_ns, 3)}
-    except (ValueError, OverflowError, OSError):  # a year that Drive does not know
-        return {}
+    at = rfc3339(mtime_ns, 3)
+    return {} if at is None else {"modifiedTime": at}
 
 
-def _writable(path: str, item: Mapping[str, Any]) -> str:
-    """Return the id of the item that is written to for `path`; raise if it has no content."""
-    target = api.shortcut_target(item)
-    mime = item["mimeType"] if target is None else target.get("targetMimeType", "")
+def _must_have_content(path: str, item: Mapping[str, Any]) -> None:
+    """Raise an error for what cannot be written to: a folder, a document, and a shortcut to one of them."""
+    mime = api.mime_of(item)
     if mime == api.FOLDER:
         raise IsAFolder(f"{api.url_of(path)}: this leads to a folder; write to a file in it")
     if api.is_native(mime):
@@ -449,17 +384,6 @@ def _writable(path: str, item: Mapping[str, Any]) -> str:
             f"{api.url_of(path)}: a document of Google's own ({mime}) has this name; choose another, or "
             "move the document away"
         )
-    return str(item["id"] if target is None else target["targetId"])
-
-
-def _must_have_a_name(path: str, parents: Sequence[str] = ()) -> None:
-    """Raise RequestRejected unless an item is in a folder: by its path, or as it says."""
-    if place_of(path).names or parents:
-        return
-    raise RequestRejected(
-        f"{api.url_of(path)}: a copy or move needs the name of an item in a folder; give its path, as in "
-        f"{api.url_of(f'{MY_DRIVE}/folder/name')}"
-    )
 
 
 def _must_be_real(path: str, folder: ObjectInfo, *, is_write: bool = True) -> None:
@@ -470,12 +394,6 @@ def _must_be_real(path: str, folder: ObjectInfo, *, is_write: bool = True) -> No
         raise CachedFSError(
             f"{api.url_of(path)}: 'Shared with me' is a view, and holds nothing of its own; {to_do}"
         )
-
-
-def _must_be_there(path: str, item: dict[str, Any]) -> dict[str, Any]:
-    if api.is_trashed(item):
-        raise ObjectNotFound(f"{api.url_of(path)}: no such file or folder: it is in the trash")
-    return item
 
 
 def _already_exists(path: str) -> NoReturn:

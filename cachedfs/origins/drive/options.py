@@ -10,15 +10,16 @@ import dataclasses
 import difflib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from cachedfs.common.drive_links import NATIVE
 from cachedfs.common.types import ObjectInfo
+from cachedfs.config import flag
 from cachedfs.origins.drive.api import GOOGLE
 from cachedfs.origins.drive.credentials import SIGN_IN
 
-_APPS = "application/vnd.google-apps."
 _ALL = "*"
 _OFFICE = "application/vnd.openxmlformats-officedocument."
 _TYPES = {
@@ -27,7 +28,7 @@ _TYPES = {
     "epub": "application/epub+zip",
     "html": "text/html",
     "jpg": "image/jpeg",
-    "json": f"{_APPS}script+json",
+    "json": f"{NATIVE}script+json",
     "md": "text/markdown",
     "mp4": "video/mp4",
     "odp": "application/vnd.oasis.opendocument.presentation",
@@ -53,13 +54,11 @@ _KINDS = {
 }
 
 
-def wanted(export: object) -> Mapping[str, str]:
+def _exports(export: object) -> Mapping[str, str]:
     """Return the MIME type for each kind of document, from the option `export`; raise ValueError if it is wrong.
 
     A type is a file extension ("docx") or a MIME type: one for all kinds, or a mapping from kind to type.
     """
-    if export is None:
-        return {}
     if isinstance(export, str):
         if not export.lstrip().startswith("{"):
             return {_ALL: _mime_of(export)}
@@ -67,22 +66,22 @@ def wanted(export: object) -> Mapping[str, str]:
             export = json.loads(export)
     if not isinstance(export, Mapping):
         raise ValueError(
-            "drive option export=: a type ('pdf') or a dictionary of types by kind ({'document': 'docx', "
-            f"'spreadsheet': 'csv'}}) is expected, not {type(export).__name__}"
+            "expected a type ('pdf') or a dictionary of types by kind ({'document': 'docx', 'spreadsheet': 'csv'}), not "
+            f"{type(export).__name__}"
         )
     return {_known(kind): _mime_of(given) for kind, given in export.items()}
 
 
-def exported_as(info: ObjectInfo, exports: Mapping[str, str]) -> str | None:
+def exported_as(info: ObjectInfo, exports: Mapping[str, str] | None) -> str | None:
     """Return the MIME type that a document is exported as; None if it is not exported."""
     kind = kind_of(info)
-    return (exports.get(kind) or exports.get(_ALL)) if kind and info.size is None else None
+    return (exports.get(kind) or exports.get(_ALL)) if exports and kind and info.size is None else None
 
 
 def kind_of(info: ObjectInfo) -> str:
     """Return the kind of a Google document ("document"); "" for a file with bytes."""
     mime = str(info.details.get("mimeType", ""))
-    return mime.removeprefix(_APPS) if mime.startswith(_APPS) else ""
+    return mime.removeprefix(NATIVE) if mime.startswith(NATIVE) else ""
 
 
 def types_of(kind: str) -> str:
@@ -91,9 +90,9 @@ def types_of(kind: str) -> str:
 
 
 def _known(kind: object) -> str:
-    name = str(kind).removeprefix(_APPS)
+    name = str(kind).removeprefix(NATIVE)
     if name not in _KINDS:
-        raise ValueError(f"drive option export=: no kind of document is called {kind!r}{_near(name, _KINDS)}")
+        raise ValueError(f"no kind of document is called {kind!r}{_near(name, _KINDS)}")
     return name
 
 
@@ -101,9 +100,7 @@ def _mime_of(given: object) -> str:
     text = str(given).lower().removeprefix(".")
     mime = text if "/" in text else _TYPES.get(text)
     if mime is None:
-        raise ValueError(
-            f"drive option export=: no type is called {given!r}{_near(text, _TYPES)}; a MIME type does as well"
-        )
+        raise ValueError(f"no type is called {given!r}{_near(text, _TYPES)}; a MIME type does as well")
     return mime
 
 
@@ -123,57 +120,51 @@ class DriveOptions:
     endpoint_url: str = GOOGLE
     trash_only: bool = True
     acknowledge_abuse: bool = False
-    export: str | Mapping[str, str] | None = None
+    export: Mapping[str, str] | None = None  # MIME types by kind of document
     daily_limit: float | None = None
     daily_limit_stops: str = "speculation"
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> DriveOptions:
         """Return the options in these keywords; raise ValueError for an unknown one, naming the nearest."""
-        own = {field.name for field in dataclasses.fields(cls)} - {"sign_in"}
-        if unknown := given.keys() - {*own, *SIGN_IN}:
+        if unknown := given.keys() - {*_PARSERS, *SIGN_IN}:
             name = min(unknown)
-            raise ValueError(f"drive option {name!r} is unknown{_near(name, [*own, *SIGN_IN])}")
-        values = {name: given[name] for name in own if given.get(name) is not None}
-        if "endpoint_url" in values:
-            values["endpoint_url"] = os.fspath(values["endpoint_url"]).rstrip("/")
-        for name in ("trash_only", "acknowledge_abuse"):
-            if isinstance(text := values.get(name), str):
-                values[name] = _switch(name, text)
-        if "daily_limit" in values:
-            values["daily_limit"] = _share(values["daily_limit"])
-        if (stops := values.get("daily_limit_stops", _STOPS[0])) not in _STOPS:
-            raise ValueError(
-                f"drive option daily_limit_stops={stops!r}: one of {', '.join(_STOPS)} is expected"
-            )
-        made = cls(
-            sign_in={name: given[name] for name in SIGN_IN if given.get(name) is not None},
-            **values,
+            raise ValueError(f"drive option {name!r} is unknown{_near(name, [*_PARSERS, *SIGN_IN])}")
+        sign_in = {name: given[name] for name in SIGN_IN if given.get(name) is not None}
+        return cls(
+            sign_in=sign_in,
+            **{name: _parsed(name, given[name]) for name in _PARSERS if given.get(name) is not None},
         )
-        wanted(made.export)  # what is wrong with it is said here
-        return made
-
-    @property
-    def exports(self) -> Mapping[str, str]:
-        """The MIME types that documents are exported as, by kind."""
-        return wanted(self.export)
 
 
-def _share(given: object) -> float:
+def _share(given: Any) -> float:
     with suppress(TypeError, ValueError):  # a text comes from the environment
-        if not isinstance(given, bool) and 0 < (share := float(given)) <= 1:  # type: ignore[arg-type]
+        if not isinstance(given, bool) and 0 < (share := float(given)) <= 1:
             return share
-    raise ValueError(
-        f"drive option daily_limit={given!r}: a share of Google's daily quota is expected, above 0 and at most 1"
-    )
+    raise ValueError("expected a share of Google's daily quota, above 0 and at most 1")
 
 
-def _switch(name: str, text: str) -> bool:
-    """Return the boolean in a text from the environment, where Python would take "False" for true."""
-    for words, value in ((("true", "yes", "on", "1"), True), (("false", "no", "off", "0"), False)):
-        if text.strip().lower() in words:
-            return value
-    raise ValueError(f"drive option {name}={text!r}: True or False is expected")
+def _stopped(given: Any) -> str:
+    if given not in _STOPS:
+        raise ValueError(f"expected one of {', '.join(_STOPS)}")
+    return str(given)
+
+
+_PARSERS: dict[str, Callable[[Any], Any]] = {
+    "endpoint_url": lambda url: os.fspath(url).rstrip("/"),
+    "trash_only": flag,
+    "acknowledge_abuse": flag,
+    "export": _exports,
+    "daily_limit": _share,
+    "daily_limit_stops": _stopped,
+}
+
+
+def _parsed(name: str, value: Any) -> Any:
+    try:
+        return _PARSERS[name](value)
+    except ValueError as error:
+        raise ValueError(f"drive option {name}={value!r}: {error}") from None
 
 
 def refuse_live(options: Mapping[str, Any]) -> None:

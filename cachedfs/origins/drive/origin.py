@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, BinaryIO
 
+from cachedfs.common.event_loop import side_by_side
 from cachedfs.common.types import ANY_VERSION, AnyVersion, Changes, ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectNotFound
 from cachedfs.origins.base import Alone, Reply, number, opened, subject_of
 from cachedfs.origins.drive import api, failures
 from cachedfs.origins.drive.client import DriveAccount
+from cachedfs.origins.drive.drive_path import MY_DRIVE, has_feed, place_of, plain_path
 from cachedfs.origins.drive.mutations import DriveWriter
-from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, has_feed, place_of, plain_path, side_by_side
+from cachedfs.origins.drive.paths import PathResolver
 from cachedfs.origins.drive.read import DriveMediaRead
 from cachedfs.origins.inner_filesystem import AsyncOnce, invoke
 from cachedfs.origins.origin_errors import mapped

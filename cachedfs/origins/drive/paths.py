@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
-from cachedfs.common.drive_links import canonical_path
+from cachedfs.common.event_loop import side_by_side
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import (
     AccessDenied,
@@ -28,94 +27,31 @@ from cachedfs.errors import (
 from cachedfs.origins.base import before_next_page
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount
+from cachedfs.origins.drive.drive_path import (
+    ID,
+    MY_DRIVE,
+    SHARED_WITH_ME,
+    folder_of,
+    has_feed,
+    id_and_key,
+    name_of,
+    place_of,
+)
+from cachedfs.origins.drive.known_folders import KnownFolders
 from cachedfs.origins.drive.public import not_listed
-
-T = TypeVar("T")
 
 logger = logging.getLogger("cachedfs.origins")
 
-MY_DRIVE, SHARED_WITH_ME = "My Drive", "Shared with me"
-_ID, _KEY = "id:", ",resourcekey="  # the last as in Drive's own links
-_REMEMBERED_S = 30.0  # for how long folders, and items that were just created
 # Zarr's default name of a chunk, and its array.
 _CHUNK_IN_FOLDERS = re.compile(r"(.+)/c/[0-9]+/[0-9]+(?:/[0-9]+)*")
 _AT_ONCE = 8  # sibling folders listed at once; a listing costs 100 units of 325,000 a minute
 
 
-class DrivePath(NamedTuple):
-    """A parsed path: where it starts, and the names after that."""
-
-    top: str
-    names: list[str]
-
-
-def plain_path(path: str) -> str:
-    """Return a path without protocol and without slashes around it, in its canonical form."""
-    return canonical_path(path.removeprefix("drive://").removeprefix("drive::").strip("/"))
-
-
-def place_of(path: str) -> DrivePath:
-    """Return a parsed path; raise ValueError for a start that Drive does not have."""
-    top, *names = path.split("/")
-    named = (top.startswith(api.SHARED) and top != api.SHARED) or (top.startswith(_ID) and top != _ID)
-    if not named and top not in ("", MY_DRIVE, SHARED_WITH_ME):
-        known = canonical_path(top)
-        meant = f"{MY_DRIVE}/{path}" if known == top else "/".join([known, *names])
-        raise ValueError(
-            f"{api.url_of(path)}: a Drive path starts with one of 'My Drive', 'shared:NAME' (a shared drive), "
-            f"'Shared with me' or 'id:ID' (any file or folder), as in drive://{meant}"
-        )
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        raise ValueError(
-            f"{api.url_of(path)!a}: a name is not UTF-8, as names in Drive are; rename it"
-        ) from None
-    if "" in names:
-        raise ValueError(f"{api.url_of(path)}: a name is empty; write one slash between names")
-    return DrivePath(top, names)
-
-
-def folder_of(path: str) -> str:
-    """Return the path of the folder that `path` is in."""
-    return path.rpartition("/")[0]
-
-
-def id_and_key(top: str) -> tuple[str, str | None]:
-    """Return the id in `id:ID`, and the resource key in `id:ID,resourcekey=KEY` if there is one."""
-    id, _, key = top.removeprefix(_ID).partition(_KEY)
-    return id, key or None
-
-
-def has_feed(top: str) -> bool:
-    """Return whether Drive reports all changes below the start of a path: true for a drive, not for a view."""
-    return top == MY_DRIVE or top.startswith(api.SHARED)
-
-
-async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines concurrently and return their results; the first failure cancels the others and is raised."""
-    tasks = [asyncio.ensure_future(each) for each in work]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:  # a cancellation too: no task goes on that nobody awaits
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-
-
 class PathResolver:
-    """Finds the items that paths name in one account's Drive.
-
-    It remembers for 30 s where folders are, and which items were just created here: a query may not find them yet.
-    """
+    """Finds the items that paths name in one account's Drive."""
 
     def __init__(self, account: DriveAccount) -> None:
-        self._account, self._clock = account, account.policy.clock
-        self._folders: dict[str, tuple[ObjectInfo, float]] = {}  # by path, with when each was seen
-        # Ids by path, with when they were created.
-        self._created: dict[str, tuple[str, float]] = {}
-        self._checks: dict[str, tuple[asyncio.Task[bool], float]] = {}  # by folder: the latest, and its start
+        self._account, self.known = account, KnownFolders(account)
         self._my_drive: ObjectInfo | None = None  # always the same folder
         self.partly_listed: set[str] = set()  # folders whose listing may lack names
         self._warned: set[str] = set()
@@ -135,14 +71,14 @@ class PathResolver:
             items = await self.named(path, parent)
         else:
             if parent is not None:  # a file: a folder may have its name, as it is now
-                self.expire_way(parent.path)
+                self.known.expire_way(parent.path)
             if folder_of(path) == MY_DRIVE and self._my_drive is None and not (sure or for_folder):
                 # Its own id is not needed.
                 items = await self.named(path, api.folder_info(MY_DRIVE, api.ROOT))
             else:
                 _, items = await self.at(path, sure=sure)
         if not items:
-            raise _missing(path, "no item of this name is in the folder")
+            raise missing(path, "no item of this name is in the folder")
         if chunk := _CHUNK_IN_FOLDERS.fullmatch(path):
             self._say_once(
                 chunk[1],
@@ -217,7 +153,7 @@ class PathResolver:
 
     async def named(self, path: str, folder: ObjectInfo) -> list[dict[str, Any]]:
         """Return the items that `path` names in its folder: usually one or none."""
-        name = path.rpartition("/")[2]
+        name = name_of(path)
         if await self._account.public.uses_pages(path):
             same = [
                 item for item in await self._account.public.items(folder) if api.shown(item["name"]) == name
@@ -229,11 +165,9 @@ class PathResolver:
         found = await self._found(api.child_query(str(folder.id), name), folder, path, "looking it up")
         # By id, because a listing of several pages may have an item twice.
         items = {item["id"]: item for item in found if api.shown(item["name"]) == name}
-        id, at = self._created.get(path, ("", -math.inf))
         # A query may not find it, and it must not be created twice.
-        was_created = self._clock() < at + _REMEMBERED_S
-        if not items and was_created and (item := await self._still_at(path, folder, id)):
-            items = {id: item}
+        if not items and (item := await self.known.just_created(path, folder)):
+            items = {item["id"]: item}
         if not items:
             others = (api.shown(item["name"]) for item in found)
             if other := next((other for other in others if api.looks_like(other, name)), None):
@@ -243,17 +177,6 @@ class PathResolver:
                     f"{other!a}. Take names from fs.ls, or rename it",
                 )
         return [*items.values()]
-
-    async def _still_at(
-        self, path: str, folder: ObjectInfo, id: str, key: str | None = None
-    ) -> dict[str, Any] | None:
-        """Return an item if it is in the folder, under the name in `path`."""
-        with suppress(ObjectNotFound):
-            item = await self._account.item(id, path, key=key)
-            is_in = folder.id == api.SHARED_WITH_ME or folder.id in item.get("parents", ())
-            if is_in and not api.is_trashed(item) and api.shown(item["name"]) == path.rpartition("/")[2]:
-                return item
-        return None
 
     async def _found(
         self, query: str, folder: ObjectInfo, path: str, doing: str, **pages: Any
@@ -284,84 +207,26 @@ class PathResolver:
         where they were, unless that was checked within `checked_s` seconds: a write must not follow a renamed folder.
         """
         parent = folder_of(path)
-        if (folder := self.remembered(parent)) is not None:
+        if (folder := self.known.get(parent)) is not None:
             with suppress(ObjectNotFound):
                 asked: list[Coroutine[Any, Any, Any]] = [self.named(path, folder)]
-                asked += [self._stands_still(parent, checked_s)] if sure else []
+                asked += [self.known.stands_still(parent, checked_s)] if sure else []
                 items, *stands = await side_by_side(asked)
                 if all(stands):
                     return folder, items
-            self.expire_way(parent)
+            self.known.expire_way(parent)
         folder = await self.folder(parent)
         return folder, await self.named(path, folder)
 
-    async def _stands_still(self, path: str, within_s: float) -> bool:
-        """Return the result of `_stands`, or of a check by any caller that began within the last `within_s` seconds."""
-        check, began = self._checks.get(path, (None, -math.inf))
-        if check is None or self._clock() >= began + within_s:
-            check = asyncio.ensure_future(self._stands(path))
-            self._checks[path] = check, self._clock()
-        try:
-            return await asyncio.shield(check)
-        except CachedFSError:  # the next caller checks again
-            self._checks.pop(path, None)
-            raise
-
-    async def _stands(self, path: str) -> bool:
-        """Return whether the remembered folder at `path`, and those above it, are where they were and can be listed."""
-        asked: list[tuple[str, ObjectInfo, str, str | None]] = []
-        while place_of(path).names:
-            known, above = self.remembered(path), self.remembered(folder_of(path))
-            if known is None or above is None:
-                return False
-            id = known.details.get("shortcut") or str(known.id)
-            asked.append((path, above, id, known.details.get("resourceKey")))
-            path = folder_of(path)
-        found = await side_by_side(self._still_at(*each) for each in asked)
-        return all(item is not None and api.may_list(item) for item in found)
-
-    def now(self) -> float:
-        """Return the present time of the clock that folders are remembered by."""
-        return self._clock()
-
-    def remembered(self, path: str, *, since: float = -math.inf) -> ObjectInfo | None:
-        """Return a folder that was seen within the last 30 s, and not before `since`; else None."""
-        known, at = self._folders.get(path, (None, 0.0))
-        return known if self._clock() < at + _REMEMBERED_S and at >= since else None
-
     async def folder(self, path: str) -> ObjectInfo:
         """Return a folder, remembered for 30 s; raise ObjectNotFound if there is none."""
-        if (known := self.remembered(path)) is not None:
+        if (known := self.known.get(path)) is not None:
             return known
         info = await self.lookup(path, for_folder=True)
         if info.kind != "directory":
-            raise _missing(path, "this is a file, and not a folder")
-        self._folders[path] = (info, self._clock())
+            raise missing(path, "this is a file, and not a folder")
+        self.known.add(path, info)
         return info
-
-    def created(self, path: str, item: Mapping[str, Any]) -> ObjectInfo:
-        """Remember an item that was just created; return its metadata."""
-        now, info = self._clock(), api.item_info(item, path)
-        recent = {name: seen for name, seen in self._created.items() if seen[1] >= now - _REMEMBERED_S}
-        self._created = {**recent, path: (info.id or "", now)}
-        if info.kind == "directory":
-            self._folders[path] = (info, now)
-        return info
-
-    def expire(self, path: str) -> None:
-        """Expire what was created at `path`, the folder there, and those below it."""
-        self._created.pop(path, None)
-        for known in (self._folders, self._checks):
-            for name in [name for name in known if name == path or name.startswith(f"{path}/")]:
-                del known[name]
-
-    def expire_way(self, path: str) -> None:
-        """Expire a folder, those below it and those above it."""
-        self.expire(path)
-        while path:
-            self._folders.pop(path, None)
-            self._checks.pop(path, None)
-            path = folder_of(path)
 
     # Listings
     async def children(self, folder: ObjectInfo) -> list[ObjectInfo]:
@@ -388,19 +253,17 @@ class PathResolver:
         found = await side_by_side(
             self._chosen_of(same, f"{folder.path}/{name}") for name, same in asked.items()
         )
-        infos = dict(zip(asked, (info for _, info in found), strict=True))
+        infos = dict(zip(asked, found, strict=True))
         return [
             infos.get(name) or api.item_info(same[0], f"{folder.path}/{name}")
             for name, same in by_name.items()
         ]
 
-    async def _chosen_of(
-        self, items: Sequence[dict[str, Any]], path: str
-    ) -> tuple[Mapping[str, Any], ObjectInfo]:
-        """Return the item that counts among items of one name in a listing, and its metadata."""
+    async def _chosen_of(self, items: Sequence[dict[str, Any]], path: str) -> ObjectInfo:
+        """Return the metadata of the item that counts among items of one name in a listing."""
         if await self._account.public.uses_pages(path):  # a page does not say which one was modified last
             items = await side_by_side(self._version_or_item(item, path) for item in items)
-        return await self.chosen(items, path)
+        return (await self.chosen(items, path))[1]
 
     async def _version_or_item(self, item: dict[str, Any], path: str) -> dict[str, Any]:
         with suppress(AccessDenied, NotDownloadable, QuotaExceeded):  # one item hides no neighbor
@@ -448,7 +311,7 @@ class PathResolver:
         n_of = Counter(api.shown(drive["name"]) for drive in drives)
         # What has a name of its own is called by it, the others by their ids.
         return views + [
-            _shared_drive(f"{api.SHARED}{name}" if n_of[name] == 1 else f"{_ID}{drive['id']}", drive)
+            _shared_drive(f"{api.SHARED}{name}" if n_of[name] == 1 else f"{ID}{drive['id']}", drive)
             for drive in drives
             if (name := api.shown(drive["name"]))
         ]
@@ -463,8 +326,7 @@ class PathResolver:
         if top.startswith(api.SHARED):
             return await self._shared_drive(path, top.removeprefix(api.SHARED))
         id, key = (api.ROOT, None) if top == MY_DRIVE else id_and_key(top)
-        if api.is_trashed(item := await self._account.item(id, path, key=key)):
-            raise _missing(path, "it is in the trash")
+        item = must_be_there(path, await self._account.item(id, path, key=key))
         item |= {"resourceKey": key} if key else {}
         if top == MY_DRIVE:
             self._my_drive = api.item_info(item, path)
@@ -478,7 +340,7 @@ class PathResolver:
         found = [drive for drive in drives if api.shown(drive["name"]) == name]
         if not found:
             names = ", ".join(sorted(drive["name"] for drive in drives)) or "none"
-            raise _missing(path, f"this account sees no shared drive of this name, but: {names}")
+            raise missing(path, f"this account sees no shared drive of this name, but: {names}")
         if len(found) > 1:
             raise ValueError(
                 f"{api.url_of(path)}: {len(found)} shared drives have this name; name one by its id: "
@@ -524,5 +386,13 @@ async def _no_further_page() -> None:
     raise TimeoutError
 
 
-def _missing(path: str, why: str) -> ObjectNotFound:
+def must_be_there(path: str, item: dict[str, Any]) -> dict[str, Any]:
+    """Return an item; raise ObjectNotFound if it is in the trash."""
+    if api.is_trashed(item):
+        raise missing(path, "it is in the trash")
+    return item
+
+
+def missing(path: str, why: str) -> ObjectNotFound:
+    """Return the error for a path that names nothing."""
     return ObjectNotFound(f"{api.url_of(path)}: no such file or folder: {why}")

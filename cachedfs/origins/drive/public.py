@@ -19,7 +19,7 @@ from html.parser import HTMLParser
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from cachedfs.common.drive_links import canonical_path
+from cachedfs.common.drive_links import NATIVE, canonical_path
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import AccessDenied, CachedFSError, NotDownloadable, ObjectNotFound, QuotaExceeded
 from cachedfs.origins.base import content_range, http_date, number, range_header
@@ -37,7 +37,6 @@ _ID_AND_KEY = re.compile(r"id:([^,/]+)(?:,resourcekey=(.+))?")
 _ID = re.compile(r"entry-([\w-]{8,})", re.ASCII)
 _MIME = re.compile(r"/type/([\w.+-]+/[\w.+-]+)$")
 _EDITOR = re.compile(r"https://docs\.google\.com/(\w+)/")
-_NATIVE = "application/vnd.google-apps."  # begins the type of what an editor opens; its link has the same word, or "s" more
 _ANY = "application/octet-stream"
 _MOST_ITEMS = 200_000  # on all pages that are remembered
 _REMEDY = "an API key lists all of the folder, drive={'api_key': '...'}, and so does signing in (`cachedfs login drive`)"
@@ -377,7 +376,8 @@ def _item_of(entry: Mapping[str, str], at: float) -> dict[str, Any]:
     if of_drive and "/folders/" in link:
         item |= {"mimeType": api.FOLDER, api.PAGE_READ_AT: at}
     elif editor := _EDITOR.match(link):
-        item["mimeType"] = mime or _NATIVE + editor[1].removesuffix("s")
+        # The type of what an editor opens has the word in its link, which may have one "s" more.
+        item["mimeType"] = mime or NATIVE + editor[1].removesuffix("s")
     else:
         item["mimeType"] = _ANY if mime in ("", api.SHORTCUT, api.FOLDER) else mime
     return item | ({"resourceKey": found[2]} if of_drive and found[2] else {})

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import TYPE_CHECKING, NamedTuple
 
 from cachedfs.common.text import per_cent, size
@@ -221,7 +221,7 @@ class DriveLimits:
             raise QuotaExceeded(
                 f"{request.subject}: {request.purpose} is stopped by the drive option daily_limit={self._share:g}, as {used} "
                 "are used today. Cached data can still be read, also expired data with offline=True. The day ends at "
-                f"{_end_of(used.day)}; raise daily_limit to go on"
+                f"{end_of(used.day)}; raise daily_limit to go on"
             )
         created = (await self.creates.spend(_CREATE, self._clock),) if request.kind == _CREATE else ()
         return (await self.requests.spend(request.kind, self._clock), *created)
@@ -254,7 +254,7 @@ class DriveLimits:
             what = "all requests" if self._stops == "everything" else "read-ahead and prefetches"
             logger.warning(
                 "Google Drive: daily_limit=%g is reached (%s): %s stop until %s",
-                *(self._share, used, what, _end_of(used.day)),
+                *(self._share, used, what, end_of(used.day)),
             )
         return True
 
@@ -278,10 +278,6 @@ class DriveLimits:
             self._creating.release()
 
 
-def _end_of(day: str) -> str:
-    return f"{end_of(day):%Y-%m-%d %H:%M} UTC"
-
-
 # Days
 @functools.cache
 def _zone() -> tzinfo:
@@ -299,10 +295,10 @@ def day_of(now: float) -> str:
     return datetime.fromtimestamp(now, _zone()).date().isoformat()
 
 
-def end_of(day: str) -> datetime:
-    """Return when one of Google's days ends, in UTC."""
-    tomorrow = date.fromisoformat(day) + timedelta(days=1)
-    return datetime(tomorrow.year, tomorrow.month, tomorrow.day, tzinfo=_zone()).astimezone(UTC)
+def end_of(day: str) -> str:
+    """Return when one of Google's days ends: "2026-11-26 08:00 UTC"."""
+    midnight = datetime.fromisoformat(day).replace(tzinfo=_zone()) + timedelta(days=1)
+    return f"{midnight.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 class QuotaStats(NamedTuple):

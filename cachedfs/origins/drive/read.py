@@ -45,7 +45,7 @@ def proof_of(info: ObjectInfo, span: Range) -> Proof:
     return "second look"
 
 
-def must_have_bytes(info: ObjectInfo, exports: Mapping[str, str] = {}) -> None:
+def must_have_bytes(info: ObjectInfo, exports: Mapping[str, str] | None = None) -> None:
     """Raise an error that says why `info` cannot be read, if it cannot.
 
     `exports` are the types that Google documents are exported as.
@@ -108,8 +108,8 @@ class DriveMediaRead(ResumableRead):
 
     def _choose(self, info: ObjectInfo) -> None:
         """Set the version, the range and how to prove that the bytes are of this version."""
-        must_have_bytes(info, self.account.options.exports)
-        self._export_as, self.info = exported_as(info, self.account.options.exports), info
+        must_have_bytes(info, self.account.options.export)
+        self._export_as, self.info = exported_as(info, self.account.options.export), info
         if self._export_as is None:
             if info.fingerprint is None:
                 self.tree.warn_unprovable(self.path)

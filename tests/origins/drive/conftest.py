@@ -42,6 +42,15 @@ def server(shared_server):
 
 
 @pytest.fixture
+def only_with_account(server):
+    """A Drive that answers no anonymous requests, as Google's does, but at its public addresses."""
+    server.require_token("of an account")
+    yield
+    server.reset()  # the public addresses are in no description of the API
+    server.page_limit(None)
+
+
+@pytest.fixture
 def folder(server):
     """The name of an empty folder in My Drive."""
     name = f"folder-{next(_numbers)}"

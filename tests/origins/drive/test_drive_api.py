@@ -32,6 +32,8 @@ TOKEN = "ya29.very-secret"
 # From a network or a proxy, or truncated; the last one is another resource of Drive.
 NO_LISTS = ["{}", '{"kind": "drive#fileList", "it', '{"kind": "drive#file"}']
 
+FILE = {"kind": "drive#file", "id": "1", "name": "x", "mimeType": "text/plain", "size": "3"}
+
 
 @pytest.fixture
 def path(server, folder, root):
@@ -150,6 +152,8 @@ async def test_an_absence_reported_by_another_host_is_not_believed(make, server,
         ("drive#file", {}),
         ("drive#fileList", {"files": [{"name": "a"}]}),
         ("drive#fileList", {"files": {"id": "a"}}),
+        *(("drive#fileList", {"files": [{**FILE, name: None}]}) for name in ("id", "name", "mimeType")),
+        ("drive#fileList", {"files": [{**FILE, "size": "-5"}]}),
     ],
 )
 def test_a_resource_without_the_required_fields_is_unusable(kind, body):

@@ -158,6 +158,12 @@ def saved_file(home, text, profile="default"):
     return path
 
 
+def gauth(credentials, **settings):
+    made = GoogleAuth(settings={**GoogleAuth.DEFAULT_SETTINGS, **settings})
+    made.credentials = credentials
+    return made
+
+
 class Forms:
     """All forms of each kind of credentials."""
 
@@ -168,11 +174,6 @@ class Forms:
         text = content if isinstance(content, str) else json.dumps(content)
         (self.home / name).write_text(text)
         return str(self.home / name)
-
-    def gauth(self, credentials, **settings):
-        made = GoogleAuth(settings={**GoogleAuth.DEFAULT_SETTINGS, **settings})
-        made.credentials = credentials
-        return made
 
     def service_account(self):
         key, path = self.key, self.file(self.key)
@@ -185,7 +186,7 @@ class Forms:
         live = ServiceAccountCredentials.from_json_keyfile_dict(
             key, ["https://www.googleapis.com/auth/drive"]
         )
-        yield from ({"credentials": live}, {"google_auth": self.gauth(live)})
+        yield from ({"credentials": live}, {"google_auth": gauth(live)})
         accounts.save("robot", key)
         yield from ({"account": "robot"}, {})
 
@@ -211,12 +212,12 @@ class Forms:
 
     def user_object(self):
         live = user_credentials(self.server)
-        yield from ({"credentials": live}, {"google_auth": self.gauth(live)})
+        yield from ({"credentials": live}, {"google_auth": gauth(live)})
         old = OAuth2Credentials.from_json(saved_json(self.server))
-        yield from ({"credentials": old}, {"google_auth": GoogleDrive(self.gauth(old))})
+        yield from ({"credentials": old}, {"google_auth": GoogleDrive(gauth(old))})
         path = self.file(saved_json(self.server), "saved.json")
         backend = {"save_credentials_backend": "file", "save_credentials_file": path}
-        yield {"google_auth": self.gauth(None, save_credentials=True, **backend)}
+        yield {"google_auth": gauth(None, save_credentials=True, **backend)}
         lines = (f"{name}: {value}\n" for name, value in {"save_credentials": True, **backend}.items())
         yield {"google_auth": pathlib.Path(self.file("".join(lines), "settings.yaml"))}
 
@@ -285,9 +286,9 @@ def test_each_form_names_credentials_and_an_account(
 
 
 async def test_the_key_requests_the_drive_scope_and_the_delegated_user(key, google_server):
-    gauth = signed_in(use_service_account=True, client_json=key, client_user_email="ann@example.org")
-    assert gauth.name.endswith("for ann@example.org")
-    await sent_by(gauth)
+    found = signed_in(use_service_account=True, client_json=key, client_user_email="ann@example.org")
+    assert found.name.endswith("for ann@example.org")
+    await sent_by(found)
     claims = google_server.grants[0]["assertion"].split(".")[1]
     said = json.loads(base64.urlsafe_b64decode(claims + "=="))
     assert (said["scope"], said["sub"]) == ("https://www.googleapis.com/auth/drive", "ann@example.org")
@@ -295,10 +296,10 @@ async def test_the_key_requests_the_drive_scope_and_the_delegated_user(key, goog
 
 async def test_credentials_saved_by_pydrive2_are_found_renewed_and_saved_again(google_server, tmp_path):
     path = saved_file(tmp_path, saved_json(google_server))
-    gauth = signed_in(client_id=CLIENT, client_secret="SECRET")
-    assert CLIENT in gauth.name
-    assert has_no_secret(gauth.name)
-    assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
+    found = signed_in(client_id=CLIENT, client_secret="SECRET")
+    assert CLIENT in found.name
+    assert has_no_secret(found.name)
+    assert await sent_by(found) == {"authorization": "Bearer TOKEN-1"}
     assert google_server.grants[0]["refresh_token"] == "REFRESH"
     saved = json.loads(path.read_text())
     assert (saved["access_token"], saved["refresh_token"]) == ("TOKEN-1", "REFRESH")
@@ -321,10 +322,10 @@ def test_the_folder_of_saved_credentials_is_that_of_pydrive2(google_server, tmp_
 
 async def test_a_token_renewed_by_another_process_is_used(google_server, tmp_path):
     path = saved_file(tmp_path, saved_json(google_server))
-    gauth = signed_in(client_id=CLIENT)
+    found = signed_in(client_id=CLIENT)
     newer = json.loads(saved_json(google_server, expired_s=-3000))
     path.write_text(json.dumps({**newer, "access_token": "TOKEN-theirs"}))
-    assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-theirs"}
+    assert await sent_by(found) == {"authorization": "Bearer TOKEN-theirs"}
     assert google_server.grants == []
 
 
@@ -354,9 +355,9 @@ async def test_a_revoked_sign_in_is_access_denied_and_says_what_to_do(google_ser
         400,
         {"error": "invalid_grant", "error_description": "Token has been expired or revoked."},
     )
-    gauth = signed_in(client_id=CLIENT)
+    found = signed_in(client_id=CLIENT)
     with refused(AccessDenied, "invalid_grant", f"remove {path}", "GDriveFileSystem"):
-        await sent_by(gauth)
+        await sent_by(found)
     # After a new sign-in at the service, the refusal is forgotten.
     google_server.refusal = None
     assert await sent_by(signed_in(client_id=CLIENT)) == {"authorization": "Bearer TOKEN-2"}
@@ -371,11 +372,11 @@ async def test_a_colab_sign_in_lasts_longer_than_its_token(google_server, monkey
         return credentials, None
 
     monkeypatch.setattr(google.auth, "default", default)
-    gauth = signed_in()
-    assert gauth.name.startswith("application default credentials")
-    assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-old"}
+    found = signed_in()
+    assert found.name.startswith("application default credentials")
+    assert await sent_by(found) == {"authorization": "Bearer TOKEN-old"}
     credentials.expiry = ago(1)  # an hour later
-    assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
+    assert await sent_by(found) == {"authorization": "Bearer TOKEN-1"}
 
 
 async def test_without_any_credentials_the_error_names_three_solutions():
@@ -478,25 +479,20 @@ def test_options_of_pydrive2_are_options_here():
     assert theirs | {"account", "token", "credentials", "api_key"} == set(SIGN_IN)
 
 
-class TestExistingGoogleAuth:
-    def gauth(self, credentials):
-        made = GoogleAuth(settings=dict(GoogleAuth.DEFAULT_SETTINGS))
-        made.credentials = credentials
-        return made
+async def test_an_existing_googleauth_is_used_and_not_changed(google_server):
+    credentials = OAuth2Credentials.from_json(saved_json(google_server))
+    theirs = gauth(credentials)
+    ours = signed_in(google_auth=theirs)
+    assert ours.name == f"OAuth credentials of client {CLIENT}"
+    assert await sent_by(ours) == {"authorization": "Bearer TOKEN-1"}
+    assert theirs.credentials is credentials
+    assert theirs.http_timeout is None
+    assert credentials.access_token == "TOKEN-old"
 
-    async def test_an_existing_googleauth_is_used_and_not_changed(self, google_server):
-        credentials = OAuth2Credentials.from_json(saved_json(google_server))
-        theirs = self.gauth(credentials)
-        ours = signed_in(google_auth=theirs)
-        assert ours.name == f"OAuth credentials of client {CLIENT}"
-        assert await sent_by(ours) == {"authorization": "Bearer TOKEN-1"}
-        assert theirs.credentials is credentials
-        assert theirs.http_timeout is None
-        assert credentials.access_token == "TOKEN-old"
 
-    def test_a_googleauth_that_is_not_signed_in_is_access_denied(self):
-        with refused(AccessDenied, "LocalWebserverAuth()"):
-            signed_in(google_auth=self.gauth(None))
+def test_a_googleauth_that_is_not_signed_in_is_access_denied():
+    with refused(AccessDenied, "LocalWebserverAuth()"):
+        signed_in(google_auth=gauth(None))
 
 
 async def test_a_refused_token_is_renewed_once_for_all_callers(google_server):

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from cachedfs.errors import AccessDenied
-from cachedfs.origins.drive.credentials import SignIn, find, scope_remedy
+from cachedfs.origins.drive.credentials import SignIn, find
 from cachedfs.origins.drive.failures import failure, token_remedy
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.retry import RetryableError
@@ -105,7 +105,3 @@ def test_credentials_without_the_scope_say_how_to_get_it(options, says, monkeypa
     saved = {"work": USER, "robot": KEY}
     monkeypatch.setattr("cachedfs.origins.drive.accounts.load", saved.__getitem__)
     assert re.search(says, find(options).for_scope)
-
-
-def test_a_machine_gets_its_scopes_by_gcloud():
-    assert "set-service-account NAME --scopes=" in scope_remedy("machine")

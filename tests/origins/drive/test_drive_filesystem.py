@@ -314,7 +314,11 @@ def test_an_append_to_a_file_that_changed_is_an_error_and_loses_no_bytes(fs, ser
         server.put(f"{folder}/new", b"theirs")
         with pytest.raises(ObjectChanged):
             file.close()
-    assert server.get(f"{folder}/new") == b"theirs"
+    with fs.open(f"{root}/newer", "xb") as file:
+        server.put(f"{folder}/newer", b"theirs")
+        with pytest.raises(FileExistsError):
+            file.close()
+    assert server.get(f"{folder}/new") == server.get(f"{folder}/newer") == b"theirs"
 
 
 class FullDisk(io.BytesIO):

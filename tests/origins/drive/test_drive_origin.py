@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from dataclasses import dataclass
 
 import pytest
@@ -14,40 +13,29 @@ from cachedfs.origins.registry import open_origin
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import CONCURRENCY, OriginContract
 
-_numbers = itertools.count()
-
 
 @dataclass
 class Folder:
     """One folder of the simulated Drive, changed without the origin."""
 
     server: DriveServer
+    folder: str
     root: str
 
     def put(self, name, data):
-        self.server.put(f"{self.root.removeprefix('My Drive/')}/{name}", data)
+        self.server.put(f"{self.folder}/{name}", data)
 
     def get(self, name):
-        return self.server.get(f"{self.root.removeprefix('My Drive/')}/{name}")
+        return self.server.get(f"{self.folder}/{name}")
 
     def delete(self, name):
-        for item in self.server.find(f"{self.root.removeprefix('My Drive/')}/{name}"):
+        for item in self.server.find(f"{self.folder}/{name}"):
             self.server.remove(item["id"])
 
 
-@pytest.fixture(scope="module")
-def server():
-    with DriveServer("off") as server:
-        yield server
-
-
 @pytest.fixture
-def world(server):
-    server.heal()
-    server.reset()
-    name = f"folder-{next(_numbers)}"
-    server.folder(name)
-    return Folder(server, f"My Drive/{name}")
+def world(server, folder, root):
+    return Folder(server, folder, root)
 
 
 @pytest.fixture

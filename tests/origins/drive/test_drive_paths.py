@@ -19,7 +19,7 @@ from cachedfs.errors import (
     SignInRefused,
 )
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.paths import place_of
+from cachedfs.origins.drive.drive_path import place_of
 from cachedfs.sim import Fault
 from tests.origins.contract import DATA, names, read
 from tests.origins.drive.conftest import PATIENT
@@ -601,6 +601,14 @@ async def test_an_incomplete_search_is_never_used(origin, server, folder, root):
     with pytest.raises(OriginUnavailable, match="only a part"):
         await listed(origin, root, parent=here)
     assert server.count() == 9
+
+
+async def test_a_listing_that_does_not_end_is_an_error(origin, server, root):
+    here = await origin.lookup(root)
+    page = {"kind": "drive#fileList", "nextPageToken": "x"}  # names itself as the next one
+    server.fail(Fault(kind="list", status=200, body=json.dumps(page), times=None))
+    with pytest.raises(OriginUnavailable, match=f"drive://{root}: listing it does not end"):
+        await listed(origin, root, parent=here)
 
 
 # Concurrent changes

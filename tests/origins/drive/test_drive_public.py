@@ -25,22 +25,21 @@ from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
 from tests.origins.contract import read
 
+pytestmark = pytest.mark.usefixtures("only_with_account")
 DATA = os.urandom(3000)
-
-
-@pytest.fixture
-def server(server):
-    """A Drive that answers no anonymous requests, as Google's does."""
-    server.require_token("of an account")
-    yield server
-    server.reset()  # the public address is in no description of the API
-    server.require_no_token()
 
 
 def published(server, path, data=DATA):
     id = server.put(path, data)
     server.publish(id)
     return id
+
+
+def save_sign_in(server):
+    program = server.client_json()["installed"]
+    accounts.save(
+        "me", {"type": "authorized_user", "refresh_token": "r", "account": "me@example.com", **program}
+    )
 
 
 # With an API key
@@ -171,10 +170,7 @@ async def test_who_signs_in_later_uses_the_same_origin(make, server, folder, roo
     for path in (f"{root}/a", f"id:{id}"):
         with pytest.raises(AccessDenied, match=r"sign in|login drive"):
             await origin.lookup(path)
-    program = server.client_json()["installed"]
-    accounts.save(
-        "me", {"type": "authorized_user", "refresh_token": "r", "account": "me@example.com", **program}
-    )
+    save_sign_in(server)
     assert (await read(origin, f"id:{id}"))[0] == DATA
     assert (await read(origin, f"{root}/a"))[0] == DATA
 
@@ -188,10 +184,7 @@ async def test_a_public_folder_is_listed_by_the_api_after_a_sign_in(
     server.publish(server.folder(folder))
     assert [info.path async for info in origin.list(path)] == [f"{path}/a"]
     assert not origin.lists_all(path)
-    program = server.client_json()["installed"]
-    accounts.save(
-        "me", {"type": "authorized_user", "refresh_token": "r", "account": "me@example.com", **program}
-    )
+    save_sign_in(server)
     found = await asyncio.gather(*(origin.lookup(f"{path}/{name}") for name in "xyz"), return_exceptions=True)
     assert [type(error) for error in found] == [ObjectNotFound] * 3
     assert [info.path async for info in origin.list(path)] == [f"{path}/a"]
@@ -238,10 +231,7 @@ def test_what_is_read_after_a_sign_in_is_cached_for_that_account(server, folder,
     fs = make()
     with pytest.raises(AccessDenied, match="cachedfs login drive"):
         fs.cat_file(f"{root}/private")
-    program = server.client_json()["installed"]
-    accounts.save(
-        "me", {"type": "authorized_user", "refresh_token": "r", "account": "me@example.com", **program}
-    )
+    save_sign_in(server)
     fs._objects._look_at = fs._objects._identify_at = 0.0  # a second later
     assert fs.cat_file(f"{root}/private") == DATA
     accounts.remove("me")

@@ -152,9 +152,15 @@ async def test_a_session_lost_after_it_created_the_file_is_a_success(writer, ser
     assert found["md5Checksum"] == md5(THREE)
 
 
+ANOTHER = '{"kind": "drive#file", "id": "other", "name": "x", "mimeType": "text/plain", "size": "3"}'
+
+
 @pytest.mark.parametrize(
     ("kind", "body"),
-    [("create", ""), ("copy", "{}"), ("upload", "<html>"), ("update", '{"kind": "drive#fileList"}')],
+    [
+        *(("create", ""), ("copy", "{}"), ("upload", "<html>"), ("update", '{"kind": "drive#fileList"}')),
+        *((kind, ANOTHER) for kind in ("create", "copy", "upload", "update")),
+    ],
 )
 async def test_a_change_succeeds_only_if_drive_returns_the_item(writer, server, folder, root, kind, body):
     server.put(f"{folder}/a", b"1")

@@ -22,6 +22,7 @@ from cachedfs.sim import Fault
 from tests.origins.contract import read
 from tests.support import forget
 
+pytestmark = pytest.mark.usefixtures("only_with_account")
 DATA = os.urandom(3000)
 ID = "1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbOw9yLeeLPNQ"
 APPS = "application/vnd.google-apps."
@@ -104,16 +105,6 @@ def test_no_page_is_no_absence(status):
 
 # Reading
 @pytest.fixture
-def server(server):
-    """A Drive that answers no anonymous requests, as Google's does."""
-    server.require_token("of an account")
-    yield server
-    server.reset()  # the public pages are in no description of the API
-    server.page_limit(None)
-    server.require_no_token()
-
-
-@pytest.fixture
 def tree(server, folder):
     """The id of a public folder with the files a, b and sub/c."""
     for name in ("a", "b", "sub/c"):
@@ -168,6 +159,11 @@ def test_a_public_folder_is_listed_by_its_page(cached, server, tree):
     assert asked(server) == {}
     assert fs.du(f"id:{tree}") == 1000 + 1000 + 5000
     assert asked(server) == {"media": 2}
+
+
+def test_the_sizes_that_a_page_lacks_are_asked_for_without_the_cache_too(server, tree, nobody):
+    fs = fsspec.filesystem("drive", endpoint_url=server.endpoint_url, skip_instance_cache=True)
+    assert fs.du(f"id:{tree}") == 1000 + 1000 + 5000
 
 
 def test_files_of_a_public_folder_are_read_and_cached(cached, server, tree, tmp_path):
