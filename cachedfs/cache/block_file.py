@@ -155,7 +155,7 @@ class OpenBlock:
             _close(fd)
 
     def __del__(self) -> None:
-        if hasattr(self, "fd"):
+        if _close is not None and hasattr(self, "fd"):  # None: the interpreter ends
             self.close()
 
     def read(self, start: int, stop: int, *, nowait: bool = False, verify: bool = False) -> bytes:

@@ -32,6 +32,7 @@ from cachedfs.cli.speed import median_of_3, timed
 from cachedfs.cli.stats import cache_of, contents, is_too_small, shared_state, text_of, texts_of
 from cachedfs.cli.url_arguments import url_argument
 from cachedfs.cli.urls import Location, locate
+from cachedfs.common.logging import without_secrets
 from cachedfs.common.text import counted
 from cachedfs.config import Config
 from cachedfs.errors import SignInRefused
@@ -150,6 +151,18 @@ def installation_checks() -> Iterator[Check]:
         yield Check("protocols", "ok", ", ".join(known))
     else:
         yield Check("protocols", "fail", f"fsspec knows {known}", "Install cachedfs with pip again")
+    yield from environment_check()
+
+
+def environment_check() -> Iterator[Check]:
+    """Name the environment variables that configure fsspec; values may be secret, but not where a service is."""
+    names = sorted(name for name in os.environ if name.startswith("FSSPEC_"))
+    shown = [
+        f"{name}={without_secrets(os.environ[name])}" if name.endswith("_ENDPOINT_URL") else name
+        for name in names
+    ]
+    if shown:
+        yield Check("environment", "ok", ", ".join(shown))
 
 
 def cache_checks(common: CommonOptions) -> Iterator[Check]:
@@ -157,7 +170,9 @@ def cache_checks(common: CommonOptions) -> Iterator[Check]:
 
     config = common.config()
     values = {name: value for name, value in config._asdict().items() if name != "cache_dir"}
-    changed = [f"{name}={value}" for name, value in values.items() if value != getattr(Config(), name)]
+    changed = [
+        f"{name}={option_text(value)}" for name, value in values.items() if value != getattr(Config(), name)
+    ]
     yield Check("options", "ok", ", ".join(changed) or "all are the defaults")
     try:
         cache = cache_of(common.config_of_existing())
@@ -180,6 +195,12 @@ def cache_checks(common: CommonOptions) -> Iterator[Check]:
         yield Check("shared cache", "ok" if is_used else "warn", shared)
     yield write_check(cache.root)
     yield from index_checks(cache, config)
+
+
+def option_text(value: Any) -> str:
+    if value == math.inf:
+        return "immutable"
+    return decimal(value) if type(value) is int and value >= 1_000_000 else str(value)
 
 
 def write_check(root: str) -> Check:

@@ -46,6 +46,7 @@ def sim(
         "A simulated cloud; Ctrl-C ends it. In another terminal:",
         f"  export FSSPEC_{section}_TOKEN=anon",
         f"  export FSSPEC_{section}_ENDPOINT_URL=http://127.0.0.1:{port}",
+        *(["  export GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT=false  # for plain gcsfs"] if cloud == "gcs" else []),
         f"  cachedfs ls -l {url}",
     ]
     raise typer.Exit(

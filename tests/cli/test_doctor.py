@@ -171,6 +171,15 @@ def test_doctor_sees_a_misspelt_configuration(monkeypatch):
     assert "did you mean 'cache_size'?" in result.stdout
 
 
+def test_doctor_names_what_the_environment_sets(monkeypatch):
+    monkeypatch.setenv("FSSPEC_GS_TOKEN", "SECRET")
+    monkeypatch.setenv("FSSPEC_GS_ENDPOINT_URL", "http://me:SECRET@127.0.0.1:1")
+    (found,) = [check["found"] for check in json_of("doctor") if check["name"] == "environment"]
+    assert "FSSPEC_GS_TOKEN" in found.split(", ")
+    assert "FSSPEC_GS_ENDPOINT_URL=http://" in found
+    assert "SECRET" not in found
+
+
 def test_doctor_says_how_fast_reads_can_be():
     run = RunFigures(elapsed_s=1.0, latency_s=0.05, n_at_once=16, bytes_per_s=150e6, n_to_fill=3)
     one_by_one = (

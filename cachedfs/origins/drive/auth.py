@@ -257,8 +257,9 @@ def _default(found: SignIn) -> SignIn:
         said = without_secrets(str((error.args or ("",))[0])).split("\n")[0]
         why = "" if "not found" in said and "default" in said else f" ({said})"
         remedy = (
-            "Google Drive: no credentials found in GOOGLE_APPLICATION_CREDENTIALS, in gcloud's application default "
-            f"credentials and at the metadata server of this machine{why}: {HOW_TO_SIGN_IN}"
+            f"Google Drive: nobody is signed in: {HOW_TO_SIGN_IN}. There are no credentials in "
+            "GOOGLE_APPLICATION_CREDENTIALS, in gcloud's application default credentials, and at the metadata server of "
+            f"this machine{why}"
         )
         return found._replace(name="nobody", remedy=remedy, is_missing=True)
     name = f"application default credentials ({_name_of(credentials)})"

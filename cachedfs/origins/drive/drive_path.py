@@ -31,7 +31,9 @@ def place_of(path: str) -> DrivePath:
     top, *names = path.split("/")
     named = (top.startswith(api.SHARED) and top != api.SHARED) or (top.startswith(ID) and top != ID)
     if not named and top not in ("", MY_DRIVE, SHARED_WITH_ME):
-        known = canonical_path(top)
+        known = {each.lower(): each for each in (MY_DRIVE, SHARED_WITH_ME)}.get(
+            top.lower()
+        ) or canonical_path(top)
         meant = f"{MY_DRIVE}/{path}" if known == top else "/".join([known, *names])
         raise ValueError(
             f"{api.url_of(path)}: a Drive path starts with one of 'My Drive', 'shared:NAME' (a shared drive), "

@@ -78,7 +78,7 @@ class PathResolver:
             else:
                 _, items = await self.at(path, sure=sure)
         if not items:
-            raise missing(path, "no item of this name is in the folder")
+            raise missing(path, "no item of this name is in the folder, or this account may not see it")
         if chunk := _CHUNK_IN_FOLDERS.fullmatch(path):
             self._say_once(
                 chunk[1],

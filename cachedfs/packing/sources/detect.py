@@ -82,7 +82,8 @@ def source_of(
     except ModuleNotFoundError as error:
         if needs is None or (error.name or "").partition(".")[0] != needs:
             raise
-        raise ImportError(f"packing {kind} needs {needs}: pip install 'cachedfs[pack]'") from error
+        extras = "pack,hdf5" if needs == "h5py" else "pack"
+        raise ImportError(f"packing {kind} needs {needs}: pip install 'cachedfs[{extras}]'") from error
     made = getattr(found, "ImageSource" if decode else name)
     source: SampleSource = made(files, columns, decode=decode, rename=rename, csv=csv)
     return source

@@ -53,7 +53,7 @@ def check_same(field: Field, first: Field) -> None:
         if here != there:
             raise ValueError(
                 f"{name!r} of {field.name!r} is {here!r}, and {there!r} in the first file: the stored values mean something "
-                "else; pack it by itself"
+                f"else. Write all files with one {name!r} (xarray: encoding=), or pack them apart"
             )
 
 

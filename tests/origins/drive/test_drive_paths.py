@@ -52,6 +52,7 @@ async def test_any_other_beginning_is_a_value_error_that_names_the_four(origin, 
     ("path", "meant"),
     [
         ("data/a", "My Drive/data/a"),
+        ("my drive/data/a", "My Drive/data/a"),
         ("1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbO/a", "id:1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbO/a"),
     ],
 )
