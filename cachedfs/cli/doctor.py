@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from cachedfs.cache.block_store import BlockStore
 
 WRITTEN = 8 << 20  # bytes written to the cache directory
+LARGE = 1 << 20  # bytes of an object whose read tells the speed of the link
 SLOW = 30e6  # bytes per second: slower disks are slower than most links
 COLORS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 EXTRAS = {"gcsfs": "gcs", "pydrive2": "drive", "zarr": "zarr", "torch": "torch"}
@@ -370,7 +371,8 @@ def speed_checks(location: Location, found: list[dict[str, Any]], *, is_immutabl
     its = speed.measure(fs.origin_fs, str(info["name"]), int(info["size"]), n)
     yield Check("first byte", "ok", f"{milliseconds(its.first_s)} (median of 3)")
     one = f"{decimal(its.size)} in {milliseconds(its.whole_s)}: {rate(its.size, its.whole_s)}"
-    yield Check("one request", "ok", one)
+    small = "" if its.size >= LARGE else "Too small to measure the link: name an object of some MB"
+    yield Check("one request", "ok", one, small)
     if its.per_s:
         what = f"{its.n} requests, {decimal(its.at_once)} in {milliseconds(its.took_s)}"
         yield Check("at once", "ok", f"{what}: {rate(its.per_s, 1)}")

@@ -398,7 +398,7 @@ class Objects:
         return IsAFolder(f"{self.url(path)} is a folder: read one of the objects in it (ls shows them)")
 
     def offline(self, path: str) -> OriginUnavailable:
-        reason = "not all of it is in the cache, and offline=True forbids asking for it"
+        reason = "not all of it, or of its listing, is in the cache, and offline=True forbids asking for it"
         return OriginUnavailable(f"{self.url(path)}: {reason}")
 
     def uncached(self, path: str, info: ObjectInfo) -> CachedFSError:

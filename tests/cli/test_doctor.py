@@ -234,6 +234,13 @@ def test_doctor_measures_the_link_and_says_what_to_set(cloud, tmp_path):
     assert re.search(r'cache_size="1GB"|larger disk', tight["to set"])
 
 
+def test_doctor_says_that_an_object_is_too_small_to_measure_the_link(cloud):
+    for name, size in (("small", 1000), ("large", 2 * MiB)):
+        cloud.put(name, noise(size))
+        advice = {check["name"]: check["advice"] for check in json_of("doctor", cloud.url(name, "gs://"))}
+        assert ("Too small" in advice["one request"]) == (name == "small")
+
+
 def test_doctor_reads_parts_of_an_object_on_s3(s3):
     s3.put("k", noise(1000))
     fs = fsspec.filesystem("cachedfs", target_protocol="s3")
