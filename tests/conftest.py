@@ -28,6 +28,7 @@ from tests.fakes import FakeOrigin
 from tests.fork_server import ForkServer
 from tests.support import NAMES, OURS, S3, Cloud, Drive, item_threads, tallied, tally, until
 
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gcsfs's library logs each fork of this process
 FIRST_PORT = 21000  # below those that the system gives to whoever asks for any
 PAUSE_S = quota._PAUSE_S
 LADDERS = {name: getattr(quota, name) for name in ("CREATES", "REQUESTS")}
