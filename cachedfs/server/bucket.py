@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import email.utils
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -64,6 +65,13 @@ class Bucket:
         self._above = root if not root or root.endswith("/") else f"{root}/"
         self._described: dict[str, Described] = {}
         self._tables: dict[tuple[str, bool], _Listed] = {}
+
+    async def open_origin(self) -> None:
+        """Open the cache and the origin, so that the first request need not. Its errors are those of that request."""
+        objects = self._fs._objects
+        with contextlib.suppress(Exception):
+            origin = await asyncio.to_thread(objects.origin, "")
+            await self._fs._hop(origin.filesystem())
 
     # Objects.
 

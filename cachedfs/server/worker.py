@@ -23,6 +23,7 @@ from cachedfs.server.endpoint import Endpoint
 from cachedfs.server.signatures import Keys
 
 ENDS_WITHIN_S = 5.0  # the answers that are being sent
+OPENS_WITHIN_S = 1.0  # the origins; the first request waits for one that takes longer
 IDLE_S = 75.0  # after which a connection without a complete request is closed
 MOST_HEADER = 16 << 10  # bytes of a line; a key may have 1 KiB, three times that in percent-encoding
 
@@ -59,8 +60,10 @@ def _say(value: Mapping[str, Any]) -> None:
 
 async def _serve(settings: Mapping[str, Any]) -> None:
     fsspec.config.conf.update(settings["conf"])
-    server = http_server(_endpoint(settings))
+    buckets = _buckets(settings)
+    server = http_server(_endpoint(settings, buckets))
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    opening = asyncio.gather(*(bucket.open_origin() for bucket in buckets.values()))
 
     def end_with_stdin() -> None:
         if not os.read(0, 4096):
@@ -70,8 +73,10 @@ async def _serve(settings: Mapping[str, Any]) -> None:
     loop.add_reader(0, end_with_stdin)
     sock = socket.socket(fileno=settings["fd"])
     listening = await loop.create_server(server, sock=sock, ssl=_tls(settings["tls"]), backlog=1024)
+    await asyncio.wait([opening], timeout=OPENS_WITHIN_S)
     _say({"ready": True})
     await stop.wait()
+    opening.cancel()
     listening.close()
     server.pre_shutdown()  # closes connections that no request waits on
     await server.shutdown(ENDS_WITHIN_S)
@@ -92,11 +97,15 @@ def http_server(endpoint: Endpoint) -> web.Server:
     )
 
 
-def _endpoint(settings: Mapping[str, Any]) -> Endpoint:
+def _buckets(settings: Mapping[str, Any]) -> dict[str, Bucket]:
     buckets = {}
     for name, (url, options) in settings["buckets"].items():
         fs, path = filesystem_at(url, options)
         buckets[name] = Bucket(fs, fs._strip(path))
+    return buckets
+
+
+def _endpoint(settings: Mapping[str, Any], buckets: Mapping[str, Bucket]) -> Endpoint:
     keys = Keys(*settings["keys"]) if settings["keys"] else None
     return Endpoint(
         buckets, AccessRules(keys, settings["domains"], settings["origins"]), tuple(settings["domains"])
