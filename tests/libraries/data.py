@@ -17,8 +17,8 @@ NUMBERS = np.arange(1, 100_001)  # none of them is the default fill value of HDF
 # xarray and zarr warn whenever a v3 store is consolidated.
 consolidating = pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
 
-# JAX warns about forks once it is imported; forked workers never call it.
-forking = pytest.mark.filterwarnings("ignore:os.fork.. was called")
+# JAX and Lance warn about forks once they are imported; forked workers never call them.
+forking = pytest.mark.filterwarnings("ignore:os.fork.. was called", "ignore:lance is not fork-safe")
 
 
 def cube(n: int = 4) -> xr.Dataset:

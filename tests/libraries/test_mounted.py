@@ -31,11 +31,8 @@ def mounted(place, tmp_path):
 
     @contextlib.contextmanager
     def mounted():
-        options = [
-            "--daemon",
-            "-o",
-            "max_age=immutable",
-        ]  # ultralytics looks for files that it would like to write
+        # Immutable: ultralytics looks for files that it would like to write.
+        options = ["--daemon", "-o", "max_age=immutable"]
         cachedfs("mount", *options, place.url().removeprefix("cachedfs::"), folder)
         try:
             yield folder
@@ -68,9 +65,10 @@ def test_daft_reads_parquet(place, mounted):
             assert rows.sum("n").to_pydict() == {"n": [ROWS["n"].sum()]}
 
 
-def test_datachain_reads_files(place, mounted, tmp_path, monkeypatch):
+def test_datachain_reads_files(place, mounted, tmp_path_factory, monkeypatch):
     dc = pytest.importorskip("datachain")
-    monkeypatch.chdir(tmp_path)  # it keeps a database in the working directory
+    # It keeps a database in the working directory of its first use, for the whole process.
+    monkeypatch.chdir(tmp_path_factory.getbasetemp())
     for i in range(6):
         place.put(f"images/{i}.png", picture(i))
     for _ in place.twice(fetches=6):
