@@ -14,7 +14,7 @@ import pyarrow as pa
 import zarr
 
 from cachedfs.datasets import pack
-from cachedfs.packing.sources import sample_source
+from cachedfs.packing.sources import file_samples, sample_source
 from cachedfs.packing.sources.file_samples import ImageSource
 from tests.packing import packs
 
@@ -132,6 +132,18 @@ def test_an_image_of_a_kind_that_pillow_does_not_implement_is_left_out(tmp_path)
     with pytest.raises(ValueError, match=match):
         packs.packed(tmp_path, files, decode="image")
     assert packs.packed(tmp_path, files, decode="image", on_error="skip")["image"] == [image(7).tolist()]
+
+
+def test_an_image_of_another_type_than_those_looked_at_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(file_samples, "IMAGES", 1)
+    files = {f"{i}.png": packs.png(image(i)) for i in range(4)}
+    files["3.png"] = packs.png(np.full((16, 16), 1000, "u2"))
+    with pytest.raises(
+        ValueError, match=r"3\.png: an image of uint16 \(16, 16\), where .* uint8.*: pack it apart"
+    ):
+        packs.packed(tmp_path, files, decode="image")
+    found = packs.packed(tmp_path, files, decode="image", on_error="skip")
+    assert found["image"] == [image(i).tolist() for i in range(3)]
 
 
 MADE = {

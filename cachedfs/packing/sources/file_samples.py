@@ -121,6 +121,8 @@ class ImageSource(SampleSource):
         for at in range(0, len(there), self._n_decoded):
             bad: dict[int, str] = {}
             images = self._images(there[at : at + self._n_decoded], bad)
+            for number in [i for i, image in images.items() if image.dtype.name != self.fields[0].dtype]:
+                bad[number] = f"{self._unlike(images.pop(number))}: pack it apart"
             yield self._batch_of(images, bad)
 
     def _images(self, numbers: Sequence[int], bad: dict[int, str]) -> dict[int, Array]:
@@ -137,17 +139,9 @@ class ImageSource(SampleSource):
     def _batch_of(self, by_number: Mapping[int, Array], bad: Mapping[int, str]) -> SampleBatch:
         images, field = list(by_number.values()), self.fields[0]
         for number, image in by_number.items():
-            is_same_type = image.dtype.name == field.dtype
-            if not is_same_type or (not field.is_ragged and image.shape != field.shape):
-                advice = (
-                    'columns={"image": "ragged"} packs images of any shape'
-                    if is_same_type
-                    else "pack it apart"
-                )
-                raise ValueError(
-                    f"{self.files.shown(number)}: an image of {image.dtype} {image.shape}, where the first ones "
-                    f"looked at are {field}: {advice}"
-                )
+            if not field.is_ragged and image.shape != field.shape:
+                advice = 'columns={"image": "ragged"} packs images of any shape'
+                raise ValueError(f"{self.files.shown(number)}: {self._unlike(image)}: {advice}")
         values, sizes = {}, {}
         values[NAMES], sizes[NAMES] = joined(self.files.name(i) for i in by_number)
         if field.is_ragged:
@@ -159,6 +153,9 @@ class ImageSource(SampleSource):
         else:
             values["image"] = np.array(images, field.dtype).reshape(-1, *field.shape)
         return SampleBatch(values, sizes, bad)
+
+    def _unlike(self, image: Array) -> str:
+        return f"an image of {image.dtype} {image.shape}, where the first ones looked at are {self.fields[0]}"
 
 
 def _decoded(data: bytes, name: str, *, is_oriented: bool) -> Array:
