@@ -688,6 +688,7 @@ class Mishaps:
         self.attempt(lambda: self.fs(server).cp_file("My Drive/data/report", "My Drive/data/copied"))
         with self.monkeypatch.context() as patch:
             patch.setattr(quota, "CREATES", (RateLimit(1, 0.01),))
+            patch.setattr(quota, "_MANY_WAIT", 2)  # a busy machine begins them one after the other
             fs = self.fs(server, concurrency=15)  # a new filesystem, which uses that rate
             fs.pipe({f"My Drive/data/new/{number}.txt": b"x" for number in range(30)})
 
