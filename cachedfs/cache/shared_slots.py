@@ -66,7 +66,7 @@ class SharedSlots:
 
     def __del__(self) -> None:
         # Closed when no thread uses it any more. A program that closed all descriptors may have another file there.
-        if contextlib is not None and getattr(self, "fd", -1) >= 0:  # None: the interpreter ends
+        if getattr(self, "fd", -1) >= 0:
             with contextlib.suppress(OSError):
                 if _place(os.fstat(self.fd)) == self._place:
                     os.close(self.fd)

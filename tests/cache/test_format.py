@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import zlib
 
 import pytest
@@ -28,6 +29,20 @@ def test_the_bytes_of_a_block_do_not_change():
     message = "bump the format version (blocks.FORMAT): caches out there hold blocks in the old format"
     assert trailer == expected, message
     assert block_file.place(key.digest, 3) == "blocks/7/783a48e8ed6d5dcfbef36bb07f348598-3", message
+
+
+def test_a_block_that_is_open_when_the_interpreter_ends_prints_nothing(cache, monkeypatch):
+    key, said = key_of(), []
+    put(cache, key, 0, size=40)
+    path = file_of(cache, key, 0)
+    with path.open("rb") as file:
+        block = block_file.open_block(os.dup(file.fileno()), str(path))
+        fd = block.fd
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    monkeypatch.setattr(block_file, "_close", None)  # as the names of a module are by then
+    del block
+    assert said == []
+    os.close(fd)
 
 
 def test_every_flipped_byte_of_a_block_is_a_miss_and_the_file_goes(cache):
