@@ -262,7 +262,7 @@ def table_of(blocks: Sequence[Block]) -> Table:
         cells = (f"~{plain.reading.seconds:,.0f}", f"~{plain.reading.requests:,}")
         table.add_row(f"  {plain.who}", *cells, style=style_of(plain))
         for when, seconds in case.modeled.items():
-            table.add_row(f"  Colab's mount (model), {when}", f"~{seconds:,.0f}")
+            table.add_row(f"  Colab's mount (model), {when}", f"{seconds:,.2f}")
         for line in cached:
             seconds, requests, sent, hits, _ = line.reading
             times = plain.reading.seconds / seconds
