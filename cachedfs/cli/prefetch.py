@@ -64,7 +64,7 @@ def prefetch(common: CommonOptions, urls: Urls) -> None:
                 done.errors += 1
                 errors.append((first.text, full(locations, handle.progress)))
                 break
-        if not is_shared(first, is_quiet=common.as_json):
+        if not wait_until_shared(first, is_quiet=common.as_json):
             done.errors += 1
             rest = "not all is in the shared cache, which takes nothing now; `cachedfs export` adds the rest"
             errors.append((first.text, CacheError(f"{first.text}: {rest}")))
@@ -108,8 +108,8 @@ def full(locations: Sequence[Location], at: Progress) -> CacheError:
     )
 
 
-def is_shared(location: Location, *, is_quiet: bool) -> bool:
-    """Wait until what was fetched is in the shared cache, if there is one; return False if it takes nothing."""
+def wait_until_shared(location: Location, *, is_quiet: bool) -> bool:
+    """Wait until what was fetched is in the shared cache, if there is one; return False if that takes nothing."""
     engine = location.fs._objects.engine
     if engine.shared is None:
         return True

@@ -14,12 +14,11 @@ from typing import Any, overload
 from fsspec.asyn import _run_coros_in_chunks, sync
 from fsspec.core import has_magic
 
-from cachedfs.common.urls import cached_url, filesystem_at
+from cachedfs.common.urls import LOCAL_PROTOCOLS, cached_url, filesystem_at
 from cachedfs.errors import ObjectNotFound
 
 logger = logging.getLogger("cachedfs.datasets")
 
-LOCAL = ("file", "local", "memory")  # protocols of what is as near as a cache
 SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini"})  # of Windows; those of other systems begin with a dot
 URLs = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 _DIGITS = re.compile(r"[0-9]+")
@@ -96,7 +95,8 @@ def as_urls(given: URLs) -> tuple[str, list[str] | None]:
 def open_at(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
     """Return the filesystem and the path of a URL, with a warning if all epochs read it from a service."""
     protocol, _, rest = url.partition("://")
-    if rest and protocol not in LOCAL and "::" not in url and (cached := cached_url(url)) != url:
+    is_near = not rest or protocol in (*LOCAL_PROTOCOLS, "memory")
+    if not is_near and "::" not in url and (cached := cached_url(url)) != url:
         logger.warning("%s is read without the cache, in every epoch; with it: %s", url, cached)
     return filesystem_at(url, options or {})
 

@@ -180,6 +180,13 @@ def test_doctor_names_what_the_environment_sets(monkeypatch):
     assert "SECRET" not in found
 
 
+def test_doctor_shows_options_as_they_are_typed():
+    checks = json_of("doctor", "-o", "max_age=immutable", "-o", "cache_size=500MB")
+    (found,) = [check["found"] for check in checks if check["name"] == "options"]
+    assert "max_age=immutable" in found
+    assert "cache_size=500.0 MB" in found
+
+
 def test_doctor_says_how_fast_reads_can_be():
     run = RunFigures(elapsed_s=1.0, latency_s=0.05, n_at_once=16, bytes_per_s=150e6, n_to_fill=3)
     one_by_one = (

@@ -300,6 +300,8 @@ def test_a_process_that_ends_before_all_is_there_says_so(origin, node, monkeypat
     fs = node("a")
     read_all(fs, data)
     assert fs._objects.engine.drain(120)
+    monkeypatch.setattr(shared_writer, "STALLED_S", 0.01)
+    assert not fs._objects.engine.shared.finish()
     monkeypatch.setattr(shared_folder.SharedFolder, "answers_s", 0.05)
     forget()
     answers.set()

@@ -31,9 +31,8 @@ def place_of(path: str) -> DrivePath:
     top, *names = path.split("/")
     named = (top.startswith(api.SHARED) and top != api.SHARED) or (top.startswith(ID) and top != ID)
     if not named and top not in ("", MY_DRIVE, SHARED_WITH_ME):
-        known = {each.lower(): each for each in (MY_DRIVE, SHARED_WITH_ME)}.get(
-            top.lower()
-        ) or canonical_path(top)
+        spelled = (each for each in (MY_DRIVE, SHARED_WITH_ME) if each.lower() == top.lower())
+        known = next(spelled, canonical_path(top))
         meant = f"{MY_DRIVE}/{path}" if known == top else "/".join([known, *names])
         raise ValueError(
             f"{api.url_of(path)}: a Drive path starts with one of 'My Drive', 'shared:NAME' (a shared drive), "
