@@ -16,6 +16,7 @@ import fsspec
 import fsspec.config
 import hypothesis
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from cachedfs.common.clock import clock as metadata_clock
 from cachedfs.core import engines
@@ -42,6 +43,13 @@ for name, is_same in {"suite": True, "explore": False}.items():
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
 hypothesis.settings.load_profile("suite")
+
+
+def pytest_configure(config):
+    """Let examples not depend on which modules other tests import: Hypothesis tries the constants in them."""
+    if config.getoption("--hypothesis-profile") != "explore":
+        providers._get_local_constants = providers.Constants
+
 
 # A shell that starts the suite in the background makes it, and all its children, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -1,6 +1,7 @@
 """LineDataset: spans, ranks and workers, compressed files, resuming, requests and errors."""
 
 import bz2
+import codecs
 import gzip
 import io
 import json
@@ -74,9 +75,9 @@ def files(draw):
 
 
 def lines_of(content):
-    """Return the lines of a file in the simplest way."""
-    found = content.split(b"\n")
-    return found[:-1] if found[-1] == b"" else found
+    """Return the lines of a file in the simplest way. A byte order mark alone is none."""
+    found = [] if content in (b"", codecs.BOM_UTF8) else content.split(b"\n")
+    return found[:-1] if found[-1:] == [b""] else found
 
 
 def read(contents, part, n_parts, buffer_size):
@@ -90,6 +91,7 @@ def read(contents, part, n_parts, buffer_size):
     return found
 
 
+@example([codecs.BOM_UTF8, codecs.BOM_UTF8 + b"\n"], 2, 3)
 @given(st.lists(files(), max_size=4), st.integers(1, 9), st.integers(1, 40))
 def test_the_parts_together_are_all_lines_in_order(contents, n_parts, buffer_size):
     parts = [read(contents, part, n_parts, buffer_size) for part in range(n_parts)]
