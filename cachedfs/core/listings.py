@@ -9,6 +9,7 @@ import math
 import operator
 from collections.abc import Awaitable, Callable, Container, Iterable
 from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 from cachedfs.cache.index.metadata_records import FeedSnapshot, ListingRecord
@@ -181,7 +182,7 @@ class Listings:
         it has a child without a name, or an object and a folder of the same name: the store keeps one entry per name,
         which would hide the other.
         """
-        store, identity, entries = self._objects.store, self._objects.identity, self._objects.entries
+        store, identity = self._objects.store, self._objects.identity
         listings = {
             folder: found for folder, found in listings.items() if not _is_ambiguous(folder, found, listings)
         }
@@ -204,9 +205,7 @@ class Listings:
         except CacheError as error:
             logger.debug("not kept: %s", error)  # the cache warns once; a listing never fails because of it
             folder_counters = {}
-        for path in paths:  # an older absence in memory would hide a path that was just listed
-            if (old := entries.get(path)) is not None and old.asked_at < now:
-                entries.pop(path, None)
+        self._objects.keep_listed(chain.from_iterable(listings.values()), counters, asked_at=now)
         return folder_counters
 
     def cached(self, folder: str, lifetime_s: float | None = None) -> ListingRecord | None:

@@ -9,7 +9,8 @@ import functools
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from fsspec.utils import tokenize
@@ -305,6 +306,16 @@ class Objects:
             self.entries[path] = entry  # no answer to a later request came before it
         self.engine.store_queue.put(records=[record], then=then)
         return entry
+
+    def keep_listed(
+        self, infos: Iterable[ObjectInfo], counters: Mapping[str, int], *, asked_at: float
+    ) -> None:
+        """Keep what a listing says in memory: who lists a folder reads its files next. The store has it already."""
+        for info in islice(infos, MOST):
+            old = self.entries.get(path := info.path)
+            if old is None or old.asked_at < asked_at:
+                slots = self.store.slots_of(self.identity, path)
+                self.entries[path] = Entry(path, info, asked_at, counters[path], slots)
 
     def expire(self, path: str) -> None:
         """Expire the metadata of `path` and its folder's listing, for all processes of the machine."""

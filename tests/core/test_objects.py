@@ -85,3 +85,18 @@ def test_a_late_answer_does_not_replace_that_of_a_later_request(make_objects):
     assert objects.known("b/x") is None
     changed = learn(objects, "b/x", now - 1)
     assert objects.known("b/x") is changed
+
+
+def test_what_a_listing_said_is_known_without_a_query_until_it_changes(make_objects, monkeypatch):
+    objects, now = make_objects(), time.time()
+    newer = learn(objects, "b/x", now)
+    learn(objects, "b/old", now - 2)
+    monkeypatch.setattr(objects.store, "find", lambda identity, path: pytest.fail(path))
+    infos = [ObjectInfo(path, "file", 2, "2") for path in ("b/x", "b/old", "b/y")]
+    counters = {info.path: objects.counter(info.path) for info in infos}
+    objects.keep_listed(infos, counters, asked_at=now - 1)
+    assert objects.fresh("b/x") is newer
+    assert [objects.fresh(path).info for path in ("b/old", "b/y")] == infos[1:]
+    monkeypatch.undo()
+    objects.store.changed(objects.identity, ["b/y"])
+    assert objects.fresh("b/y") is None
