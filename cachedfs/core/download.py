@@ -150,7 +150,8 @@ class Download:
         if start < self.start or self.stop < stop:
             raise DownloadStopped
         received = self._received  # they stay here if their blocks are stored, and released, during the wait
-        await self.wait_until(stop)
+        if self.filled < stop:
+            await self.arrival(stop)
         views = self.views(start, stop, received)
         if len(views) == 1 and type(data := views[0].obj) is bytes and len(data) == stop - start:
             return data  # without copying
@@ -164,17 +165,23 @@ class Download:
 
         Raises the request's error, or DownloadStopped.
         """
-        if self.filled >= position:
-            return
-        if self.done:
-            raise self.error or DownloadStopped
-        # A prefetch plan that waits for its own request does not count.
-        self.is_wanted |= not is_speculative()
-        if position > self.demand:
-            self.want(position)
+        if self.filled < position:
+            await self.arrival(position)
+
+    def arrival(self, position: int) -> asyncio.Future[None]:
+        """Return a future of `wait_until`. Cancel it to wait no more."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append((position, future))
-        await future
+        if self.filled >= position:
+            future.set_result(None)
+        elif self.done:
+            future.set_exception(self.error or DownloadStopped())
+        else:
+            # A prefetch plan that waits for its own request does not count.
+            self.is_wanted |= not is_speculative()
+            if position > self.demand:
+                self.want(position)
+            self._waiters.append((position, future))
+        return future
 
     def want(self, position: int) -> None:
         """Let the request read at least up to `position`."""
@@ -252,7 +259,7 @@ class Download:
 
     def finish(self, error: Exception | None = None) -> None:
         """Mark the request as over (complete, stopped, or failed with `error`), and wake all waiters."""
-        self.error, self.done = error, True
+        self.error, self.done, self.task = error, True, None
         for _, future in self._waiters:
             if not future.done():
                 future.set_exception(error or DownloadStopped())

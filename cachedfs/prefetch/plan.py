@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from cachedfs.common.blocks import beginning
+from cachedfs.core.download import Download, DownloadStopped
 from cachedfs.core.objects import Entry
 from cachedfs.core.reader import TRIES, Reader
 from cachedfs.core.version import Version
@@ -22,6 +23,7 @@ from cachedfs.errors import (
     ChecksumMismatch,
     ObjectChanged,
     OriginUnavailable,
+    OriginUnreachable,
 )
 from cachedfs.origins.request_slots import speculative
 from cachedfs.prefetch.belady import Belady, Use
@@ -63,7 +65,7 @@ class PrefetchPlan:
         self.ended.set_running_or_notify_cancel()  # waiting callers cannot cancel it
         self._objects, self._engine, self._report = reader.objects, reader.objects.engine, report
         self._changed = asyncio.Event()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
         self._task: asyncio.Task[None] | None = None
         self._is_cancelled = self._is_ending = False
         self._is_held = False  # the readers have to read before more is requested
@@ -158,7 +160,7 @@ class PrefetchPlan:
         task.add_done_callback(self._task_ended)
         return task
 
-    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+    def _task_ended(self, task: asyncio.Future[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # retrieved: otherwise asyncio logs it when the plan ends first
@@ -280,8 +282,64 @@ class PrefetchPlan:
         n = uses.ask([obj.use(index) for index in run])
         obj.left = obj.left[n:]
         if n:
-            self._start(obj, partial(self._fetch, obj, version, run[:n]), obj.use(run[0]).position)
+            self._bring(obj, version, run[:n])
         return n > 0
+
+    def _bring(self, obj: PrefetchObject, version: Version, run: range) -> None:
+        """Have adjacent blocks of a version cached: wait for the request that brings them, or send one."""
+        download = self._requests.download(version, run[0])
+        if download is None:
+            self._start(obj, partial(self._send, obj, version, run), obj.use(run[0]).position)
+            return
+        obj.n_tasks += 1
+        self._open.add(obj)
+        # Without a task, which would cost a tenth of the CPU time of small objects.
+        waiting = download.arrival(min(obj.bytes_of(run[-1]).stop, download.stop))
+        self._tasks.add(waiting)
+        waiting.add_done_callback(self._task_ended)
+        waiting.add_done_callback(partial(self._came, obj, version, run, download))
+
+    async def _send(self, obj: PrefetchObject, version: Version, run: range) -> None:
+        """Request blocks, unless they are cached by now; then wait for them without a task."""
+        while run and obj.version == version:
+            if self._requests.download(version, run[0]) is not None:
+                self._bring(obj, version, run)
+                return
+            if self._engine.cache.has(version, run[0]):
+                self._arrived(obj, run[:1])
+                run = run[1:]
+            else:
+                await self._requests.request(version, run, obj.use(run[0]).position)
+
+    def _came(
+        self,
+        obj: PrefetchObject,
+        version: Version,
+        run: range,
+        download: Download,
+        waiting: asyncio.Future[None],
+    ) -> None:
+        """Count the blocks that a request brought, and have the others fetched; or count its failure."""
+        if waiting.cancelled() or self._is_ending:
+            return
+        error = waiting.exception()
+        if isinstance(error, OriginUnreachable):
+            self._requests.unreachable(error)
+        if error is None or isinstance(error, DownloadStopped | OriginUnreachable):
+            error = None
+            if obj.version == version:
+                n = sum(obj.bytes_of(index).stop <= download.filled for index in run)
+                self._arrived(obj, run[:n])
+                if n < len(run):
+                    self._bring(obj, version, run[n:])
+        self._end_work(obj, version, error)
+
+    def _arrived(self, obj: PrefetchObject, run: range) -> None:
+        """Count blocks that came or were there."""
+        for use in map(obj.use, run):
+            self.counts.arrived += use.size
+            self._uses.arrived(use)
+            self._requests.succeeded()
 
     def _is_passed(self, use: Use) -> bool:
         """Return whether the readers were faster than the plan, and need not have a block fetched for them.
@@ -314,32 +372,26 @@ class PrefetchPlan:
         reserved: int,
     ) -> None:
         """Do the work for a version of an object, or count a failure."""
-        error: CachedFSError | None = None
+        error: Exception | None = None
         try:
             await self._requests.until_reachable(work)
-        except CachedFSError as failure:
+        except Exception as failure:  # of any origin
             error = failure
-        except Exception as failure:  # such as a missing package: it is the same for all objects
-            self._requests.end_with(failure)
         self._requests.queued.discard(position)
         self._uses.ahead -= reserved
+        self._end_work(obj, version, error)
+
+    def _end_work(self, obj: PrefetchObject, version: Version | None, error: BaseException | None) -> None:
+        """Note that work for a version of an object ended, or count a failure."""
         obj.n_tasks -= 1
-        if error is not None and not obj.is_over and obj.version == version:
-            self._failed(obj, error)
+        if isinstance(error, CachedFSError):
+            if not obj.is_over and obj.version == version:
+                self._failed(obj, error)
+        elif isinstance(error, Exception):  # such as a missing package: it is the same for all objects
+            self._requests.end_with(error)
         self._finish(obj)
         if not obj.n_tasks:
             self._open.discard(obj)
-
-    async def _fetch(self, obj: PrefetchObject, version: Version, run: range) -> None:
-        """Have adjacent blocks of a version cached."""
-        while run and obj.version == version:
-            n = await self._requests.bring(version, run, obj.use(run[0]).position)
-            for index in run[:n] if obj.version == version else ():
-                self.counts.arrived += obj.use(index).size
-                self._uses.arrived(obj.use(index))
-            if n:
-                self._requests.succeeded()
-            run = run[n:]
 
     def _found(self, obj: PrefetchObject, entry: Entry) -> None:
         """Ask for the blocks of an object, or for the objects below it if it is a folder."""

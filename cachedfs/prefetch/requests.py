@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -11,9 +10,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from cachedfs.cache.block_store import BlockStore
-from cachedfs.common.blocks import block_range
 from cachedfs.common.types import Range
-from cachedfs.core.download import Download, DownloadStopped
+from cachedfs.core.download import Download
 from cachedfs.core.objects import Entry
 from cachedfs.core.reader import Reader
 from cachedfs.core.speculation import SpeculativeRequest
@@ -119,21 +117,7 @@ class PlanRequests:
                 return run[:n]
         return run
 
-    async def bring(self, version: Version, run: range, position: float) -> int:
-        """Wait for adjacent blocks, or request them if nothing brings the first; return how many have arrived."""
-        stops = [block_range(index, version.block_size, version.size).stop for index in run]
-        if (download := self.download(version, run[0])) is None:
-            if self._engine.cache.has(version, run[0]):
-                self.queued.discard(position)
-                return 1
-            await self._request(version, run, position)
-            return 0
-        self.queued.discard(position)
-        with contextlib.suppress(DownloadStopped):
-            await download.wait_until(min(stops[-1], download.stop))
-        return sum(stop <= download.filled for stop in stops)
-
-    async def _request(self, version: Version, run: range, position: float) -> None:
+    async def request(self, version: Version, run: range, position: float) -> None:
         """Request blocks in their turn; wait for the first one if another process fetches it."""
         path, downloads = version.info.path, self._reader.downloads
         if self._objects.config.offline:
@@ -222,22 +206,24 @@ class PlanRequests:
             self.end_with(error)
 
     async def until_reachable(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Await `work`, again while its origin is unreachable. After AWAY_S of that, the plan ends."""
+        """Await `work`, again while its origin is unreachable."""
         while True:
             try:
                 return await work()
             except OriginUnreachable as error:
-                now = time.monotonic()
-                if self._away_since is None:
-                    self._away_since = now
-                    logger.warning(
-                        "%s; the prefetch continues when it answers, or ends after %d s", error, AWAY_S
-                    )
-                if (away_s := now - self._away_since) > AWAY_S:
-                    self.end_with(error)
-                self._again_at = max(self._again_at, now + pause_after(away_s))
-                self._changed()
+                self.unreachable(error)
                 await asyncio.sleep(self.pause_s())
+
+    def unreachable(self, error: OriginUnreachable) -> None:
+        """Send nothing for a while. After AWAY_S of that, the plan ends."""
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since = now
+            logger.warning("%s; the prefetch continues when it answers, or ends after %d s", error, AWAY_S)
+        if (away_s := now - self._away_since) > AWAY_S:
+            self.end_with(error)
+        self._again_at = max(self._again_at, now + pause_after(away_s))
+        self._changed()
 
     def end_with(self, error: Exception) -> None:
         self.error = error
