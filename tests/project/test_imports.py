@@ -14,7 +14,8 @@ CREATED = IMPORTED | {
     ".common.text", ".common.types", ".common.urls",
     ".config",
     ".core", ".core.objects", ".core.version", ".core.write_through",
-    ".filesystem", ".filesystem.cache_api", ".filesystem.filesystem", ".filesystem.move", ".filesystem.move_methods", ".filesystem.write",
+    ".filesystem", ".filesystem.cache_api", ".filesystem.filesystem", ".filesystem.move", ".filesystem.move_methods",
+    ".filesystem.read_methods", ".filesystem.write",
     ".origins", ".origins.base", ".origins.base_filesystem", ".origins.registry",
 }  # fmt: skip
 SLOW = {"aiohttp", "google", "gcsfs", "platformdirs", "secrets", "sqlite3", "zlib_ng"}
