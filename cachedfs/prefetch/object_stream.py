@@ -12,6 +12,7 @@ from typing import Any
 from cachedfs.common.blocks import block_range, clip, covering
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.common.urls import is_pattern
+from cachedfs.core.objects import Entry
 from cachedfs.core.reader import Reader
 from cachedfs.core.version import Version
 from cachedfs.errors import CachedFSError
@@ -149,26 +150,26 @@ class ObjectStream:
             self._enter_listed()
         if self._children:
             child = self._children.popleft()
-            return self._object(child.path, size=child.size)
+            return self._object(child.path, self._known(child.path), size=child.size)
         # The objects of a folder come before the next item.
         while not self._folders and (item := self._items.take()) is not None:
             path = self._strip(item.text)
             self._counts.replace([], [None])
-            if item.range is not None or not self._may_be_many(item.text, path):
-                return self._object(path, bounds=item.range)
+            entry = self._known(path)
+            if item.range is not None or not _may_be_many(item.text, path, entry):
+                return self._object(path, entry, bounds=item.range)
             self.enter(path)
         return None
 
-    def _may_be_many(self, text: str, path: str) -> bool:
-        """Return whether an item may be a folder or a pattern. Another folder is found when it is looked up."""
-        entry = self._objects.fresh(path)
-        if entry is not None and entry.info is not None:
-            return entry.info.kind == "directory"
-        return text.endswith("/") or is_pattern(path)
+    def _known(self, path: str) -> Entry | None:
+        """Return what is known of a path. The plan asks again before it fetches: an entry in memory may be old here."""
+        return self._objects.entries.get(path) or self._objects.fresh(path)
 
-    def _object(self, path: str, *, size: int | None = None, bounds: Slice | None = None) -> PrefetchObject:
+    def _object(
+        self, path: str, entry: Entry | None, *, size: int | None = None, bounds: Slice | None = None
+    ) -> PrefetchObject:
         """Return an object with its positions: one for each block, or one if its version is not known yet."""
-        obj, entry = PrefetchObject(self._position, path, size, bounds), self._objects.fresh(path)
+        obj = PrefetchObject(self._position, path, size, bounds)
         if entry is not None and (version := self._objects.version(entry)) is not None:
             obj.begin(version)
         obj.span = obj.span or 1
@@ -214,3 +215,10 @@ class ObjectStream:
             below = [ObjectInfo(name, size=info["size"])] if is_file else await self._below(name)
             found |= {each.path: each for each in below if each.path not in found}
         return list(found.values())
+
+
+def _may_be_many(text: str, path: str, entry: Entry | None) -> bool:
+    """Return whether an item may be a folder or a pattern. Another folder is found when it is looked up."""
+    if entry is not None and entry.info is not None:
+        return entry.info.kind == "directory"
+    return text.endswith("/") or is_pattern(path)

@@ -302,14 +302,13 @@ class PrefetchPlan:
     async def _send(self, obj: PrefetchObject, version: Version, run: range) -> None:
         """Request blocks, unless they are cached by now; then wait for them without a task."""
         while run and obj.version == version:
+            await self._requests.request(version, run, obj.use(run[0]).position)
             if self._requests.download(version, run[0]) is not None:
                 self._bring(obj, version, run)
                 return
             if self._engine.cache.has(version, run[0]):
                 self._arrived(obj, run[:1])
                 run = run[1:]
-            else:
-                await self._requests.request(version, run, obj.use(run[0]).position)
 
     def _came(
         self,
