@@ -21,7 +21,7 @@ from cachedfs.core.download import Download
 from cachedfs.core.engine import Engine
 from cachedfs.core.objects import Objects
 from cachedfs.errors import ObjectChanged
-from cachedfs.filesystem import filesystem
+from cachedfs.filesystem import read_methods
 from cachedfs.origins.retry import RetryAttempts, RetryPolicy
 from cachedfs.sim import DriveServer, GCSServer
 from tests.fakes import FakeOrigin
@@ -105,7 +105,7 @@ def fake(own_cache, monkeypatch):
     origin = FakeOrigin()
     origin.piece_size = BLOCK + 1000
     origin.install(monkeypatch)
-    monkeypatch.setattr(filesystem, "WINDOW", 2 * BLOCK)  # so that a copy takes several windows
+    monkeypatch.setattr(read_methods, "WINDOW", 2 * BLOCK)  # so that a copy takes several windows
     return Fake(origin)
 
 
