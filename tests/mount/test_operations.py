@@ -656,7 +656,7 @@ def test_a_writer_that_does_not_come_changes_nothing(cloud, mounted):
     cloud.server.reset()
     assert code_of(mounted.operations.open, old, os.O_WRONLY | os.O_TRUNC, 1) == errno.ESTALE
     operations = mounted.operations
-    operations._end_reservation(operations._inodes[mounted.inode("/a")])  # as its timer does
+    operations._files._end_reservation(operations._inodes[mounted.inode("/a")])  # as its timer does
     assert not [request for request in cloud.server.requests if request.kind == "upload"]
     assert mounted.content("/a") == mounted.read(reader) == b"before"
     mounted.close(reader)
