@@ -96,6 +96,7 @@ class Belady:
         self._early: set[int] = set()  # not known yet, and read since the readers came further
         self.reader = -1.0  # the position of the furthest use that was read
         self.ahead = 0  # bytes of data that are beyond the readers, or were requested for there
+        self.fetched = 0  # bytes since the plan began, also of blocks that it does not know yet
 
     def fit(self, capacity: float) -> None:
         """Set how many bytes the cache holds at most."""
@@ -110,8 +111,8 @@ class Belady:
 
     @property
     def is_tight(self) -> bool:
-        """True if the known blocks need more than half of the plan's bytes, so that evictions come soon."""
-        return 2 * sum(self._bytes) > self._limit
+        """True if the known or fetched blocks need more than half of the plan's bytes, so that evictions come soon."""
+        return 2 * max(sum(self._bytes), self.fetched) > self._limit
 
     @property
     def most_ahead(self) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 from cachedfs.common.blocks import beginning
 from cachedfs.core.download import Download, DownloadStopped
 from cachedfs.core.objects import Entry
-from cachedfs.core.reader import TRIES, Reader
+from cachedfs.core.reader import MANY_READERS, TRIES, Reader
 from cachedfs.core.version import Version
 from cachedfs.errors import (
     CachedFSError,
@@ -69,6 +69,7 @@ class PrefetchPlan:
         self._task: asyncio.Task[None] | None = None
         self._is_cancelled = self._is_ending = False
         self._is_held = False  # the readers have to read before more is requested
+        self._stands_back = False  # while the readers send as many requests as the link takes
         self._window = math.inf if window is None else window
         self._clock, _ = self._engine.cache.reads_since(0, self._objects.config.bounds)
         self._items = PrefetchItems(items, lambda: self._engine.call_soon(self._changed.set))
@@ -176,6 +177,7 @@ class PrefetchPlan:
 
     async def _work(self) -> None:
         requests, pause_s, look_at = self._requests, POLL_S[0], 0.0
+        fetched_before = self._engine.bytes_fetched
         while True:
             self._changed.clear()
             now, has_moved = time.monotonic(), False
@@ -183,9 +185,13 @@ class PrefetchPlan:
                 look_at = now + POLL_S[0]
                 has_moved = self._uses.look()
                 requests.check_stored()
-            if not requests.pause_s():
-                self._ask_for_blocks()
-            self._look_ahead()
+            self._uses.fetched = self._engine.bytes_fetched - fetched_before
+            # With as many readers, all that may be sent is wanted already; but what to evict, only the plan knows.
+            self._stands_back = self._engine.n_reading >= MANY_READERS and not self._uses.is_tight
+            if not self._stands_back:
+                if not requests.pause_s():
+                    self._ask_for_blocks()
+                self._look_ahead()
             progress = self.progress()
             self._report(progress.bytes_fetched + progress.bytes_here, progress.bytes_total)
             if requests.error is not None:
@@ -202,7 +208,8 @@ class PrefetchPlan:
     async def _pause(self, pause_s: float) -> None:
         """Wait for a change; poll if it may be a read, or a block that was stored."""
         await asyncio.sleep(0)  # run other tasks
-        is_polling = self._is_held or self._requests.active or self._requests.is_unreachable
+        is_held = self._is_held or self._stands_back
+        is_polling = is_held or self._requests.active or self._requests.is_unreachable
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s if is_polling else None):
                 # Not `wait_for`: an event at the moment of a cancellation would undo it.

@@ -8,7 +8,6 @@ import pytest
 pytest.importorskip("pyarrow")
 pytest.importorskip("PIL")
 
-import tensorstore
 import xarray
 import zarr
 from fsspec.core import url_to_fs
@@ -214,6 +213,7 @@ def test_tar_in_webdataset_form(tmp_path):
 
 
 def test_zarr_xarray_and_tensorstore_read_the_same(tmp_path):
+    tensorstore = pytest.importorskip("tensorstore")
     vectors = np.random.default_rng(0).normal(size=(500, 12)).astype("f4")
     (tmp_path / "x.h5").write_bytes(packs.hdf5(vector=vectors, word=[f"w{i}" for i in range(500)]))
     url = str(tmp_path / "out.zarr")

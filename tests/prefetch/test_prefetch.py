@@ -29,6 +29,7 @@ from cachedfs.errors import (
 )
 from cachedfs.prefetch import plan as prefetch_plan
 from cachedfs.prefetch import requests
+from cachedfs.prefetch.belady import Belady
 from cachedfs.sim import Fault
 from tests.fakes import gate
 from tests.support import KiB, MiB, forget, noise, until
@@ -128,6 +129,37 @@ def test_an_object_that_is_being_read_costs_a_folder_prefetch_no_request(origin)
     assert plan.wait(120).items == 5
     thread.join()
     assert len(reads(origin)) == 5
+
+
+@pytest.mark.parametrize("is_tight", [False, True])
+def test_a_plan_stands_back_while_readers_use_the_whole_link_unless_it_has_to_evict(
+    origin, monkeypatch, is_tight
+):
+    monkeypatch.setattr(prefetch_plan, "MANY_READERS", 2)
+    monkeypatch.setattr(Belady, "is_tight", is_tight)
+    turns, pause = [], prefetch_plan.PrefetchPlan._pause
+
+    async def counted(plan, pause_s):
+        turns.append(pause_s)
+        await pause(plan, pause_s)
+
+    monkeypatch.setattr(prefetch_plan.PrefetchPlan, "_pause", counted)
+    fs = fake_fs()
+    for name in "abc":
+        origin.put(f"b/{name}", noise(1000))
+    gate(fs, origin, is_open=False)
+    threads = [threading.Thread(target=fs.cat_file, args=(f"b/{name}",)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(reads(origin)) == 2)
+    plan = fs.prefetch("b/c")
+    until(lambda: len(reads(origin)) == 3 if is_tight else len(turns) > 3)
+    assert len(reads(origin)) == 2 + is_tight
+    gate(fs, origin, is_open=True)
+    assert plan.wait(120).items == 1
+    for thread in threads:
+        thread.join()
+    assert len(reads(origin)) == 3
 
 
 @pytest.mark.parametrize("n", [2, pytest.param(8, marks=pytest.mark.stress)])
