@@ -117,7 +117,7 @@ class FileDataset(Samples[T]):
 
     def _read(self, numbers: list[int]) -> Iterable[tuple[int, str, bytes | BaseException]]:
         """Return the number, the path, and the bytes or the error of each of these files."""
-        paths = [self.paths[number] for number in numbers]
+        paths = self.paths.at(numbers)
         unique = [*dict.fromkeys(paths)]
         with reading():  # not `cat`: it takes some names for patterns
             found = self.fs.cat_ranges(unique, None, None, on_error="return")

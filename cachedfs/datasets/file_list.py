@@ -44,10 +44,13 @@ class CompactStrings(Sequence[str]):
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        ends = self._ends
-        at = range(len(ends) - 1)[index]
-        return self._bytes[ends[at] : ends[at + 1]].decode("utf-8", "surrogatepass")
+            return self.at(range(*index.indices(len(self))))
+        return self.at([range(len(self))[index]])[0]
+
+    def at(self, indexes: Iterable[int]) -> list[str]:
+        """Return the strings with these indexes, which must not be negative."""
+        data, ends = self._bytes, self._ends
+        return [data[ends[i] : ends[i + 1]].decode("utf-8", "surrogatepass") for i in indexes]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):

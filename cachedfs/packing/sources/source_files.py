@@ -163,7 +163,7 @@ class SourceFiles:
         if not wanted:
             return []
         numbers, starts, stops = map(list, zip(*wanted, strict=True))
-        found = self.fs.cat_ranges([self.paths[i] for i in numbers], starts, stops, on_error="return")
+        found = self.fs.cat_ranges(self.paths.at(numbers), starts, stops, on_error="return")
         for i, (number, start, stop) in enumerate(wanted):
             data = found[i]
             if isinstance(data, PermissionError) and bad is not None:
