@@ -21,7 +21,7 @@ from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.common.urls import SLASH_NAMES, stored_path, without_slash
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged, public_text
-from cachedfs.origins.base import Reply, SimpleOrigin, clipped, describe, opened, range_header, subject_of
+from cachedfs.origins.base import Origin, Reply, clipped, describe, opened, range_header, subject_of
 from cachedfs.origins.evidence import evidence_of, fingerprint, is_same_evidence
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, invoke, make_filesystem
 from cachedfs.origins.origin_errors import mapped, replaced
@@ -52,8 +52,8 @@ def plain_path(inner: Any, path: str) -> str:
     return without_slash(inner._strip_protocol(path))
 
 
-class FsspecOrigin(SimpleOrigin):
-    """An origin over any fsspec filesystem; `cachedfs.origins.base.Origin` describes its methods."""
+class FsspecOrigin(Origin):
+    """An origin over any fsspec filesystem."""
 
     _making = "making the filesystem"
 
@@ -68,7 +68,7 @@ class FsspecOrigin(SimpleOrigin):
         concurrency: int = 16,
         policy: RetryPolicy | None = None,
     ) -> None:
-        super().__init__(identity, on_request, RequestSlots(concurrency))
+        self.identity, self.on_request, self._slots = identity, on_request, RequestSlots(concurrency)
         self._policy = policy or RetryPolicy()
         self._protocol, self._options, self._loop = protocol, dict(options), loop
         self._inner, self._connection = AsyncOnce(self._make), AsyncOnce(self._connect)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectChanged, ObjectNotFound, OriginUnavailable
-from cachedfs.origins.base import Reply, SimpleOrigin, clipped, describe, range_header
+from cachedfs.origins.base import Origin, Reply, clipped, describe, range_header
 from cachedfs.origins.evidence import fingerprint, is_same_evidence
 from cachedfs.origins.origin_errors import mapped, replaced
 from cachedfs.origins.request_slots import OpenRequest, RequestSlots, is_speculative
@@ -104,8 +104,8 @@ def root_of_store(store: Any) -> str:
     return f"{bucket}/{str(getattr(store, 'prefix', None) or '').strip('/')}".strip("/")
 
 
-class ObstoreOrigin(SimpleOrigin):
-    """An origin over an obstore store; `cachedfs.origins.base.Origin` describes its methods."""
+class ObstoreOrigin(Origin):
+    """An origin over an obstore store."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class ObstoreOrigin(SimpleOrigin):
         on_request: Callable[[], None],
         concurrency: int = 16,
     ) -> None:
-        super().__init__(identity, on_request, RequestSlots(concurrency))
+        self.identity, self.on_request, self._slots = identity, on_request, RequestSlots(concurrency)
         self.store = options["store"]
         self._root = root_of_store(self.store)
         self._can_list = _kind(self.store) != "HTTPStore"

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from cachedfs.common.event_loop import side_by_side
 from cachedfs.common.types import ANY_VERSION, AnyVersion, Changes, ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectNotFound
-from cachedfs.origins.base import Alone, Reply, number, opened, subject_of
+from cachedfs.origins.base import Alone, Origin, Reply, number, opened, subject_of
 from cachedfs.origins.drive import api, failures
 from cachedfs.origins.drive.client import DriveAccount
 from cachedfs.origins.drive.drive_path import MY_DRIVE, has_feed, place_of, plain_path
@@ -25,7 +25,7 @@ from cachedfs.origins.upload import UploadContent
 log = logging.getLogger("cachedfs.origins")
 
 
-class DriveOrigin:
+class DriveOrigin(Origin):
     """Files of Google Drive; the fingerprint is id, content checksum and size."""
 
     by_parent = is_metered = True
@@ -56,14 +56,10 @@ class DriveOrigin:
             on_request=lambda: self.on_request(),  # whoever it is by then
             **of_account,
         )
+        self._slots = self.account.media_slots
         self.tree = PathResolver(self.account)
         self.writer = DriveWriter(self.account, self.tree, alone)
         self._inner = AsyncOnce(self._make)
-
-    @property
-    def concurrency(self) -> int:
-        """Most requests for media that callers wait for and that run at once now."""
-        return self.account.media_slots.window
 
     async def filesystem(self) -> Any:
         """Return the `DriveFileSystem` over this origin."""
