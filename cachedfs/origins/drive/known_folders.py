@@ -10,10 +10,11 @@ from typing import Any
 
 from cachedfs.common.event_loop import side_by_side
 from cachedfs.common.types import ObjectInfo
+from cachedfs.common.urls import folder_of
 from cachedfs.errors import CachedFSError, ObjectNotFound
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount
-from cachedfs.origins.drive.drive_path import folder_of, name_of, place_of
+from cachedfs.origins.drive.drive_path import name_of, place_of
 
 _REMEMBERED_S = 30.0
 

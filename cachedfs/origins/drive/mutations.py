@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from cachedfs.common.kept_mtime import rfc3339
 from cachedfs.common.types import ObjectInfo
+from cachedfs.common.urls import folder_of
 from cachedfs.errors import (
     CachedFSError,
     IsAFolder,
@@ -24,7 +25,7 @@ from cachedfs.errors import (
 from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount, key_of
-from cachedfs.origins.drive.drive_path import folder_of, id_and_key, must_have_a_name, name_of, place_of
+from cachedfs.origins.drive.drive_path import id_and_key, must_have_a_name, name_of, place_of
 from cachedfs.origins.drive.paths import PathResolver, missing, must_be_there
 from cachedfs.origins.drive.upload import Upload
 from cachedfs.origins.upload import UploadContent, check_version, version_conflict

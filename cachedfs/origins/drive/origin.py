@@ -127,12 +127,9 @@ class DriveOrigin(Origin):
                 for info in await self.tree.children(here):
                     yield info
                 return
-        async with aclosing(self.tree.below(here)) as found:
-            while True:
-                with mapped(api.url_of(folder), "listing it"):
-                    if (below := await anext(found, None)) is None:
-                        return
-                yield below
+            async with aclosing(self.tree.below(here)) as found:
+                async for info in found:
+                    yield info
 
     def lists_all(self, folder: str) -> bool:
         """Return False for a folder that was listed by its public page."""

@@ -154,17 +154,14 @@ class GCSOrigin(FsspecOrigin):
             return
         bucket, key, _ = connection.split(folder)
         prefix = f"{key}/" if key else ""
-        async with aclosing(connection.pages(folder, bucket, prefix, deep=deep)) as pages:
-            while True:
-                try:
-                    with mapped(f"gs://{folder}", "listing it"):
-                        infos = await anext(pages, None)
-                except ObjectNotFound as error:
-                    raise NoSuchBucket(error.message) from None
-                if infos is None:
-                    return
-                for info in infos:
-                    yield info
+        try:
+            with mapped(f"gs://{folder}", "listing it"):
+                async with aclosing(connection.pages(folder, bucket, prefix, deep=deep)) as pages:
+                    async for infos in pages:
+                        for info in infos:
+                            yield info
+        except ObjectNotFound as error:
+            raise NoSuchBucket(error.message) from None
 
     async def _buckets(self) -> tuple[ObjectInfo, ...]:
         with mapped("gs://", "listing the buckets", is_read=True):
