@@ -9,6 +9,7 @@ import dataclasses
 import email.utils
 import functools
 import re
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from contextvars import ContextVar
@@ -16,6 +17,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, runtime_checkable
 
 from cachedfs.common.types import AnyVersion, Changes, ObjectInfo, Range, Suffix
+from cachedfs.errors import ObjectChanged
 
 if TYPE_CHECKING:
     from cachedfs.origins.request_slots import RequestSlots
@@ -122,21 +124,38 @@ class Reply:
     is_checked_at_end: bool = False
 
 
-class Reading(Protocol):
-    """A read before it is sent."""
+@dataclasses.dataclass(eq=False)
+class Read(ABC):
+    """A read of one version, as `Reply` describes it. `opened` runs it."""
 
-    info: ObjectInfo
-    start: int
-    stop: int
-    is_checked_at_end: bool
+    url: str
+    path: str
+    want: Range | Suffix | None  # the bytes to read; after the first answer those that are left
+    pinned: ObjectInfo | None  # the version to read; after the first answer the one that it is of
 
+    info: ObjectInfo = dataclasses.field(init=False)
+    start: int = 0
+    stop: int = 0
+    is_checked_at_end: bool = False
+
+    @abstractmethod
     def run(self) -> AsyncGenerator[bytes, None]:
         """Yield b"" when the headers have arrived, and all but the body is known; then the bytes of the body."""
-        ...
+
+    @property
+    def doing(self) -> str:
+        """The purpose of the read, as errors name it."""
+        return describe(self.want)
+
+    def _changed(self, how: str) -> ObjectChanged:
+        """Return the error for an answer of another version."""
+        return ObjectChanged(
+            f"{self.url}: the object was replaced while it was read ({self.doing}: {how}); open it again"
+        )
 
 
 @asynccontextmanager
-async def opened(read: Reading) -> AsyncIterator[Reply]:
+async def opened(read: Read) -> AsyncIterator[Reply]:
     """Send a read. Entering returns when its headers have arrived; leaving closes its body."""
     async with aclosing(read.run()) as body:
         await anext(body)

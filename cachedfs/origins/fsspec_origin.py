@@ -21,10 +21,10 @@ from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.common.urls import SLASH_NAMES, stored_path, without_slash
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged, public_text
-from cachedfs.origins.base import Origin, Reply, clipped, describe, opened, range_header, subject_of
+from cachedfs.origins.base import Origin, Read, Reply, clipped, opened, range_header, subject_of
 from cachedfs.origins.evidence import evidence_of, fingerprint, is_same_evidence
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, invoke, make_filesystem
-from cachedfs.origins.origin_errors import mapped, replaced
+from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.request_slots import OpenRequest, RequestSlots, is_speculative
 from cachedfs.origins.retry import RetryPolicy
 
@@ -95,7 +95,7 @@ class FsspecOrigin(Origin):
         self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
     ) -> AbstractAsyncContextManager[Reply]:
         """Request bytes; entering returns when the first piece has arrived and its version is confirmed."""
-        return opened(_Read(self, path, want, pinned))
+        return opened(_Read(self.url(path), path, want, pinned, origin=self))
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
@@ -214,18 +214,11 @@ def _is_same(now: ObjectInfo, then: ObjectInfo) -> bool:
     return now.kind == then.kind and next(evidence) == next(evidence)
 
 
-@dataclasses.dataclass(eq=False)
-class _Read:
+@dataclasses.dataclass(eq=False, kw_only=True)
+class _Read(Read):
     """A read of one version; each piece is held back until its version is confirmed."""
 
     origin: FsspecOrigin
-    path: str
-    want: Range | Suffix | None
-    pinned: ObjectInfo | None
-    info: ObjectInfo = dataclasses.field(init=False)
-    start: int = 0
-    stop: int = 0
-    is_checked_at_end: bool = False
 
     async def run(self) -> AsyncGenerator[bytes, None]:
         """Yield b"" when the first piece is confirmed, then the bytes."""
@@ -283,7 +276,7 @@ class _Read:
         if etag is not None:
             options |= {"etag": etag, "size": self.info.size}
         try:
-            with mapped(self.url, describe(self.want), is_read=True):
+            with mapped(self.url, self.doing, is_read=True):
                 data = await self.origin.ask("read_version" if etag else "cat_file", self.path, **options)
         except (FileNotFoundError, IsADirectoryError) as error:
             raise self._changed("it is gone") from error
@@ -302,10 +295,3 @@ class _Read:
             raise self._changed("it is gone") from error
         if not _is_same(now, self.info):
             raise self._changed(f"it was {self.info.fingerprint}, and is {now.fingerprint}")
-
-    @property
-    def url(self) -> str:
-        return self.origin.url(self.path)
-
-    def _changed(self, how: str) -> ObjectChanged:
-        return replaced(self.url, describe(self.want), how)

@@ -71,7 +71,8 @@ class HTTPOrigin(FsspecOrigin):
         url = self.url(path)
         with mapped(url, describe(want)):
             connection = await self._connection.get()
-        async with opened(HTTPRead(url, path, want, pinned, self._policy, connection=connection)) as reply:
+        read = HTTPRead(url, path, want, pinned, policy=self._policy, connection=connection)
+        async with opened(read) as reply:
             yield reply
 
 

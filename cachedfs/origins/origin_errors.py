@@ -53,11 +53,6 @@ def refusal(request: HTTPRequest, status: int, said: str, errors: Errors, reason
     return kind(f"{request.subject}: {why} ({request.purpose}: {said})")
 
 
-def replaced(url: str, doing: str, how: str) -> ObjectChanged:
-    """Return the error for an object that is another version than the one being read."""
-    return ObjectChanged(f"{url}: the object was replaced while it was read ({doing}: {how}); open it again")
-
-
 def retryable(
     status: int, reasons: Collection[str], said: str, headers: Mapping[str, str]
 ) -> RetryableError | None:

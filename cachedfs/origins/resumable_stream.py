@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from cachedfs.common.checksums import HASHERS, StatedChecksum, stated_of
 from cachedfs.common.types import ObjectInfo, Range, Suffix
-from cachedfs.errors import ChecksumMismatch, ObjectChanged
-from cachedfs.origins.base import clipped, describe, number
-from cachedfs.origins.origin_errors import raise_mapped, replaced
+from cachedfs.errors import ChecksumMismatch
+from cachedfs.origins.base import Read, clipped, describe, number
+from cachedfs.origins.origin_errors import raise_mapped
 from cachedfs.origins.request_slots import OpenRequest
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
 
@@ -39,23 +39,14 @@ def check_length(response: HTTPResponse, expected: int) -> None:
 
 
 @dataclasses.dataclass(eq=False)
-class ResumableRead(ABC):
-    """A read of one version, as `cachedfs.origins.base.Reply` describes it.
+class ResumableRead(Read):
+    """A read over HTTP.
 
     A subclass sends one attempt in `_open`. It sets what the body has, and once the version, the range and the proof.
-    `opened` runs it.
     """
 
-    url: str
-    path: str
-    want: Range | Suffix | None  # the bytes to read; after the first answer those that are left
-    pinned: ObjectInfo | None  # the version to read; after the first answer the one that it is of
+    _: dataclasses.KW_ONLY
     policy: RetryPolicy
-
-    info: ObjectInfo = dataclasses.field(init=False)
-    start: int = 0
-    stop: int = 0
-    is_checked_at_end: bool = False
 
     _is_open: bool = False  # the headers of an attempt were accepted
     _at: int = 0  # offset of the next byte to receive
@@ -79,7 +70,7 @@ class ResumableRead(ABC):
         `_at` and the proof: `_stated` with `_holds`, or `_look`.
         """
 
-    async def _explain(self, failed: RetryableError) -> None:  # noqa: B027  # most have nothing to add
+    async def _explain(self, failed: RetryableError) -> None:  # most have nothing to add
         """Raise the error that explains a failed attempt; return if another attempt may succeed."""
 
     @property
@@ -165,10 +156,6 @@ class ResumableRead(ABC):
         await look
         self._look = None
         return True
-
-    def _changed(self, how: str) -> ObjectChanged:
-        """Return the error for an answer of another version."""
-        return replaced(self.url, self.doing, how)
 
     async def _retry(self, failed: RetryableError, began: float) -> None:
         """End a failed attempt, and wait before the next one."""

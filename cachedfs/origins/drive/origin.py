@@ -103,11 +103,8 @@ class DriveOrigin(Origin):
     ) -> AbstractAsyncContextManager[Reply]:
         """Request bytes: one request if `pinned` is given, and a second lookup if only that proves the version."""
         path, account = plain_path(path), self.account
-        return opened(
-            DriveMediaRead(
-                api.url_of(path), path, want, pinned, account.policy, account=account, tree=self.tree
-            )
-        )
+        how: dict[str, Any] = {"policy": account.policy, "account": account, "tree": self.tree}
+        return opened(DriveMediaRead(api.url_of(path), path, want, pinned, **how))
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal
 
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import (
@@ -204,7 +204,7 @@ class DriveMediaRead(ResumableRead):
         except ValueError as error:
             raise RetryableError(str(error)) from error
         if total not in (None, self.info.size):
-            self._raise_changed(f"it has {total} bytes now, not {self.info.size}")
+            raise self._changed(f"it has {total} bytes now, not {self.info.size}")
         if (start, stop) != (span.start, span.stop):
             raise RetryableError(f"the answer is of bytes {start} to {stop}, not {span.start} to {span.stop}")
         return start
@@ -222,10 +222,7 @@ class DriveMediaRead(ResumableRead):
         item = await self.account.item(self.info.id, self.path, key=key, is_pinned=True)
         now = api.item_info(item, self.path)
         if not _is_same(now, self.info):
-            self._raise_changed(f"it was {self.info.fingerprint}, and is {now.fingerprint}")
-
-    def _raise_changed(self, how: str) -> NoReturn:
-        raise ObjectChanged(f"{self.url}: the file was replaced while it was read ({how}); open it again")
+            raise self._changed(f"it was {self.info.fingerprint}, and is {now.fingerprint}")
 
 
 def _is_same(now: ObjectInfo, then: ObjectInfo) -> bool:

@@ -137,7 +137,7 @@ class GCSOrigin(FsspecOrigin):
             path = api.object_path(path)
         if "/" not in path:
             raise IsAFolder(f"gs://{path}: this is a bucket; list it, or read an object in it")
-        return opened(GCSMediaRead(f"gs://{path}", path, want, pinned, self._policy, origin=self))
+        return opened(GCSMediaRead(f"gs://{path}", path, want, pinned, policy=self._policy, origin=self))
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
