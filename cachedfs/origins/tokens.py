@@ -15,6 +15,7 @@ from typing import Any
 from cachedfs.common.logging import without_secrets
 from cachedfs.errors import OriginUnreachable
 from cachedfs.origins.base import has_stale_answer
+from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.origin_errors import token_server_away
 from cachedfs.origins.retry import RetryableError, RetryPolicy, time_limit, untrusted
 
@@ -57,9 +58,9 @@ class TokenSource:
         self, credentials: Callable[[], Any], refresh: Callable[[], object], policy: RetryPolicy
     ) -> None:
         """`credentials` returns the credentials, None for anonymous access; `refresh` renews their token."""
-        self._credentials, self._refresh, self._policy = credentials, refresh, policy
+        self._credentials, self._policy = credentials, policy
         self.without_token: dict[str, str] = {}  # the headers to send without credentials
-        self._renewal: asyncio.Future[object] | None = None
+        self._renewal = AsyncOnce(lambda: asyncio.to_thread(refresh), keeps=False)
         self._early_at = -math.inf  # when a token may be renewed early again
 
     async def headers(self) -> dict[str, str]:
@@ -69,7 +70,7 @@ class TokenSource:
         lasts_s = left_s(held.token, held.expiry)  # google-auth's own `valid` ends minutes earlier
         if is_expired(lasts_s):
             await self.renew(self.current())
-        elif lasts_s <= _EXPIRES_SOON_S and self._renewal is None and time.monotonic() >= self._early_at:
+        elif lasts_s <= _EXPIRES_SOON_S and self._renewal.is_idle and time.monotonic() >= self._early_at:
             try:
                 await self.renew(self.current())
             except Exception:  # of any kind: the token still works for some minutes
@@ -87,22 +88,11 @@ class TokenSource:
         if self._credentials() is None:
             return False
         if self.current() == refused:
-            if self._renewal is None:
-                self._renewal = asyncio.ensure_future(asyncio.to_thread(self._refresh))
-                self._renewal.add_done_callback(self._end_renewal)
             within_s = self._policy.reach_stale_s if has_stale_answer.get() else self._policy.reach_s
             late = RetryableError(f"no token came within {within_s:g} s", is_unreachable=True)
             async with time_limit(within_s, late):
-                # No variable holds the future: its error would hold this frame, and so itself.
-                await asyncio.shield(self._renewal)
+                await self._renewal.get()
         return self.current() != refused
-
-    def _end_renewal(self, done: asyncio.Future[object]) -> None:
-        """Remove a renewal: its error has the frames of all that waited for it."""
-        if not done.cancelled():
-            done.exception()  # retrieved: otherwise asyncio logs it when all waiting requests are gone
-        if self._renewal is done:
-            self._renewal = None
 
     def current(self) -> dict[str, str]:
         """Return the headers of the present token; without credentials those that take its place."""
