@@ -29,7 +29,8 @@ from cachedfs.origins.request_slots import OpenRequest, RequestSlots, is_specula
 from cachedfs.origins.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from cachedfs.origins.http import Auth, HTTPClient
+    from cachedfs.origins.http import HTTPClient
+    from cachedfs.origins.tokens import TokenSource
 
 _PIECE = 32 << 20  # most bytes of one inner read, kept in memory; the reader's requests are 8 MiB
 
@@ -134,7 +135,7 @@ class FsspecOrigin(Origin):
         session: Any,
         judge: Callable[..., Exception],
         *,
-        auth: Auth | None = None,  # without, the session and the options prove the account
+        auth: TokenSource | None = None,  # without, the session and the options prove the account
         slots: RequestSlots | None = None,
         options: Mapping[str, Any] = {},
         **timeouts: Any,

@@ -57,17 +57,8 @@ class DriveAuth(TokenSource):
     def use(self, signed_in: SignIn) -> None:
         """Sign in with other credentials from now on."""
         self.signed_in = signed_in
-        if self.has_api_key:  # which is sent in place of a token
+        if signed_in.kind == "api_key":  # which is sent in place of a token
             self.without_token = {"x-goog-api-key": signed_in.value}
-
-    @property
-    def has_api_key(self) -> bool:
-        return self.signed_in.kind == "api_key"
-
-    @property
-    def is_missing(self) -> bool:
-        """True if nobody has signed in."""
-        return self.signed_in.is_missing
 
     def scopes(self) -> list[str] | None:
         """Return the scopes of the tokens, as granted or else as requested; None if unknown."""

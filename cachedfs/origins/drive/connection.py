@@ -96,7 +96,7 @@ class DriveConnection:
         auth, policy = await asyncio.to_thread(self._sign_in), self.policy
         proxy = await asyncio.to_thread(proxy_of, self.base)
         tls = await asyncio.to_thread(trusted) if self.base.startswith("https:") else True
-        self.is_public = auth.is_missing
+        self.is_public = auth.signed_in.is_missing
         session = aiohttp.ClientSession(connector=new_connector(ssl=tls), proxy=proxy)
 
         def judge(request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
@@ -122,7 +122,7 @@ class DriveConnection:
         except ImportError as error:
             raise import_error("drive", error, "pydrive2") from error
         auth = DriveAuth(sign_in(self.options.sign_in), self.policy)
-        if not auth.is_missing and not self._is_same():
+        if not auth.signed_in.is_missing and not self._is_same():
             raise AccessDenied(
                 "Google Drive: another account signed in since this filesystem was made: restart the program, or make a new "
                 "filesystem with skip_instance_cache=True"
@@ -137,13 +137,17 @@ class DriveConnection:
             return True
         return self._key == account_key(given, self.base, may_ask=False)
 
-    async def is_missing(self, auth: DriveAuth) -> bool:
+    async def signed_in(self) -> SignIn:
+        """Return the credentials of the account."""
+        return (await self.clients()).auth.signed_in
+
+    async def is_missing(self) -> bool:
         """Return whether there is no sign-in, also after looking for one again."""
-        if auth.is_missing:
+        if (await self.signed_in()).is_missing:
             if self._search.value is not None and time.monotonic() >= self._search.value + _SEARCH_AGAIN_S:
                 self._search.take()
             await self._search.get()
-        return auth.is_missing
+        return (await self.signed_in()).is_missing
 
     async def _search_again(self) -> float:
         """Look for default credentials once more, and return when that was.
@@ -218,11 +222,9 @@ class DriveConnection:
         an id that Drive generated before (`has_id`), it creates one item, however often it is sent. Without one, it is
         sent again only if it surely created none.
         """
-        to, policy = await self.clients(), self.policy
-        if most_tries is not None:
-            policy = dataclasses.replace(policy, tries=most_tries)
-        if request.kind != "download" and await self.is_missing(to.auth):
-            raise AccessDenied(f"{request.subject}: {to.auth.signed_in.remedy}")
+        policy = self.policy if most_tries is None else dataclasses.replace(self.policy, tries=most_tries)
+        if request.kind != "download" and await self.is_missing():
+            raise AccessDenied(f"{request.subject}: {(await self.signed_in()).remedy}")
         limits = self.limits if request.kind == "create" else None
         tries, n_created = RetryAttempts(policy), self.limits.n_created
         while True:

@@ -312,7 +312,7 @@ class DriveFileSystem(BaseFileSystem):
 
     async def _identity(self) -> str:
         """Return the way of signing in, and the account as far as the credentials name it, without secrets."""
-        return (await self.origin.account.clients()).auth.signed_in.name
+        return (await self.origin.account.signed_in()).name
 
     async def _about(self) -> dict[str, Any]:
         """Return what Drive reports about the account (`user`, `storageQuota`), and the `scopes` of its tokens.

@@ -55,10 +55,6 @@ class KnownFolders:
         found = await side_by_side(self._still_at(*each) for each in asked)
         return all(item is not None and api.may_list(item) for item in found)
 
-    def now(self) -> float:
-        """Return the present time of the clock that folders are remembered by."""
-        return self._clock()
-
     def get(self, path: str, *, since: float = -math.inf) -> ObjectInfo | None:
         """Return a folder that was seen within the last 30 s, and not before `since`; else None."""
         known, at = self._folders.get(path, (None, 0.0))

@@ -159,7 +159,7 @@ class DriveWriter:
         if not place_of(path).names:
             info = await self._tree.lookup(path)
             return info if exist_ok and info.kind == "directory" else _already_exists(path)
-        began = self._tree.known.now()
+        began = self._account.policy.clock()
         async with self._alone(path):
             if exist_ok and (made := self._tree.known.get(path, since=began)) is not None:
                 return made  # while this waited: of many files in a new folder the first one makes it for all

@@ -191,8 +191,8 @@ class PublicDrive:
 
     async def has_new_sign_in(self) -> bool:
         """Return whether there is a new sign-in, where there was none: then folders are listed by the API."""
-        auth = (await self._to.clients()).auth
-        return not self._to.is_public or (auth.is_missing and not await self._to.is_missing(auth))
+        was_missing = (await self._to.signed_in()).is_missing
+        return not self._to.is_public or (was_missing and not await self._to.is_missing())
 
     # Items
     async def item(self, id: str, path: str, key: str | None, *, is_pinned: bool) -> dict[str, Any]:

@@ -16,13 +16,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from cachedfs.common.text import per_cent, size
 from cachedfs.errors import QuotaExceeded
-
-if TYPE_CHECKING:
-    from cachedfs.origins.http_request import HTTPRequest
+from cachedfs.origins.http_request import HTTPRequest
 
 
 class RateLimit(NamedTuple):
