@@ -99,7 +99,7 @@ class HTTPResponse(OpenRequest):
         data = bytearray()
         while len(data) < size and (piece := await self.read_some()):
             data += piece
-        return bytes(data[:size])
+        return bytes(memoryview(data)[:size])
 
 
 class HTTPClient:
