@@ -147,9 +147,9 @@ class ObstoreOrigin(Origin):
         # A server that states no time.
         if "last_modified" in details and not details["last_modified"].timestamp():
             del details["last_modified"]
-        # A weak ETag stays the same when bytes change. That of a local file is its inode, time and size.
-        known_by = "ino" if self._is_local else "e_tag"
-        evidence = {**details, "size": meta["size"], "e_tag": None, known_by: _strong_etag(details)}
+        evidence = {**details, "size": meta["size"]}
+        if self._is_local:  # its ETag is its inode, time and size
+            evidence["ino"] = evidence.pop("e_tag", None)
         version = fingerprint(evidence, now_s)
         return ObjectInfo(self._path(meta["path"]), "file", meta["size"], version, details=details)
 
@@ -279,7 +279,8 @@ class _Read(Read):
             options["range"] = (want.start, want.stop)
         elif isinstance(want, Suffix):
             options["range"] = {"suffix": want.size}
-        if self.pinned is not None and (e_tag := _strong_etag(self.pinned.details)):
+        e_tag = str(self.pinned.details.get("e_tag", "W/")) if self.pinned else "W/"
+        if not e_tag.startswith("W/"):  # a weak one stays the same when bytes change
             options["if_match"] = e_tag
         origin._count(self.path)
         now_s = time.time()
@@ -327,9 +328,3 @@ class _Read(Read):
             raise self._changed(f"it was {pinned.fingerprint}, and is {info.fingerprint}")
         self.pinned = pinned
         return info
-
-
-def _strong_etag(details: Mapping[str, Any]) -> str | None:
-    """Return the ETag if it differs with every change of the bytes."""
-    e_tag = details.get("e_tag")
-    return e_tag if isinstance(e_tag, str) and not e_tag.startswith("W/") else None

@@ -91,13 +91,10 @@ def token_server_away(error: Exception) -> Exception | None:
     from google.auth.exceptions import TransportError
 
     failure = next((each for each in (error, error.__cause__) if isinstance(each, TransportError)), None)
-    return None if failure is None or _is_answered(failure) else failure
-
-
-def _is_answered(error: Exception) -> bool:
-    """Return whether a metadata server answered that it has no credentials for this account."""
-    status = getattr(error.args[1] if len(error.args) > 1 else None, "status", None)
-    return isinstance(status, int) and 400 <= status < 500 and status not in (408, 429)
+    # A metadata server may also answer that it has no credentials for this account.
+    status = getattr(failure.args[1] if failure and len(failure.args) > 1 else None, "status", None)
+    is_answer = isinstance(status, int) and 400 <= status < 500 and status not in (408, 429)
+    return None if is_answer else failure
 
 
 def object_of(text: bytes) -> dict[str, Any]:
@@ -300,7 +297,8 @@ def _kind_of(error: Exception) -> type[CachedFSError] | None:
     for types, kind in _BY_TYPE:
         if isinstance(error, types):
             return kind
-    if _is_no_http(error):
+    # The answer was not HTTP: aiohttp raises that with a status 400 that no service sent.
+    if any(base.__name__ == "HttpProcessingError" for base in type(error.__cause__).__mro__):
         return OriginUnavailable
     status = _status_of(error)
     if status is None and isinstance(error.__cause__, Exception):  # s3fs raises an OSError for any status
@@ -317,14 +315,6 @@ def _kind_of(error: Exception) -> type[CachedFSError] | None:
         return None
     # gcsfs raises a 403 as an OSError with this text.
     return AccessDenied if str(error).startswith("Forbidden") else CachedFSError
-
-
-def _is_no_http(error: Exception) -> bool:
-    """Return whether the answer was not HTTP.
-
-    aiohttp raises that with a status 400 that no service sent.
-    """
-    return any(base.__name__ == "HttpProcessingError" for base in type(error.__cause__).__mro__)
 
 
 def _status_of(error: Exception) -> int | None:

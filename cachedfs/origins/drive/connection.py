@@ -73,19 +73,14 @@ class DriveConnection:
         self.is_public = False  # whether to read public files at their public address
         self._on_request = on_request
         self._key = identity.rpartition("|")[2] if "|" in identity else ""  # names the account in cache keys
-        self._clients = AsyncOnce(self._connect)
+        self.connected = AsyncOnce(self._connect)
         self._search = AsyncOnce(self._search_again)
-
-    def server_time(self) -> float | None:
-        """Return the time now by the clock of Drive, up to a second ahead; None before its first answer."""
-        clients = self._clients.value
-        return None if clients is None else clients.metadata.server_time()
 
     # Signing in
     async def clients(self) -> Clients:
         """Return the clients, made at the first call; raise AccessDenied or ValueError without a way to sign in."""
         async with finding_credentials("drive://", self.policy):
-            return await self._clients.get()
+            return await self.connected.get()
 
     async def _connect(self) -> Clients:
         with importing():
@@ -168,12 +163,12 @@ class DriveConnection:
 
     async def aclose(self) -> None:
         """Close the connections; the next request creates new ones."""
-        if (clients := self._clients.take()) is not None:
+        if (clients := self.connected.take()) is not None:
             await clients.session.close()
 
     def close_now(self) -> None:
         """Close the connections when no event loop is left to do it."""
-        if (clients := self._clients.take()) is not None:
+        if (clients := self.connected.take()) is not None:
             clients.session.connector._close()  # its public face wants the loop
             clients.session.detach()
 
@@ -230,8 +225,7 @@ class DriveConnection:
         while True:
             # What changes things must not be sent again because its answer is late.
             if request.method == "GET":
-                within_s = policy.first_byte_s(policy.metadata_s, tries.n_failed)
-                request = dataclasses.replace(request, within_s=within_s)
+                request = dataclasses.replace(request, within_s=tries.first_byte_s(policy.metadata_s))
             try:
                 async with limits.creating() if limits else nullcontext():
                     result = parse(await self.send(request))

@@ -70,11 +70,10 @@ class DriveOrigin(Origin):
         return await asyncio.to_thread(self._filesystem_over, self)
 
     def server_time(self) -> float | None:
-        """Return the time now by the clock of Drive, up to a second ahead; None before its first answer."""
-        return self.account.server_time()
+        clients = self.account.connected.value
+        return None if clients is None else clients.metadata.server_time()
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self.account.aclose()
 
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:

@@ -171,7 +171,7 @@ class DriveMediaRead(ResumableRead):
         assert self._tries is not None
         assert self.info.size is not None
         self._response.close()
-        request = dataclasses.replace(request, within_s=self._tries.media_s)
+        request = dataclasses.replace(request, within_s=self._tries.first_byte_s(self.policy.media_s))
         self._response = body = await self._to.media.send(request)
         status = int(body.status)
         if self.account.is_public and status == 500:  # the lookup found a file

@@ -76,7 +76,6 @@ class GCSOrigin(FsspecOrigin):
                 return await self._connection.get()
 
     def server_time(self) -> float | None:
-        """Return the time now by the clock of the service, up to a second ahead; None before its first answer."""
         connection = self._connection.value
         return None if connection is None else connection.client.server_time()
 
