@@ -137,6 +137,7 @@ class Read(ABC):
     start: int = 0
     stop: int = 0
     is_checked_at_end: bool = False
+    _doing: str = ""  # "": reading `want`
 
     @abstractmethod
     def run(self) -> AsyncGenerator[bytes, None]:
@@ -145,7 +146,7 @@ class Read(ABC):
     @property
     def doing(self) -> str:
         """The purpose of the read, as errors name it."""
-        return describe(self.want)
+        return self._doing or describe(self.want)
 
     def _changed(self, how: str) -> ObjectChanged:
         """Return the error for an answer of another version."""

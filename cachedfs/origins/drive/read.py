@@ -22,7 +22,7 @@ from cachedfs.origins.drive.options import exported_as, kind_of, types_of
 from cachedfs.origins.evidence import is_same_evidence
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.resumable_stream import WHOLE, ResumableRead, check_length
-from cachedfs.origins.retry import RetryableError, RetryAttempts
+from cachedfs.origins.retry import RetryableError
 
 if TYPE_CHECKING:
     from cachedfs.origins.drive.client import DriveAccount
@@ -96,7 +96,6 @@ class DriveMediaRead(ResumableRead):
     async def _open_version(self) -> None:
         """Choose the version, if none is chosen yet, and send one attempt for its bytes."""
         self._to = await self.account.clients()
-        self._tries = self._tries or RetryAttempts(self.policy)
         if not self._is_chosen:
             self._choose(self.pinned or await self.tree.lookup(self.path))
         if self._export_as is not None:
@@ -168,7 +167,6 @@ class DriveMediaRead(ResumableRead):
             await self._send(dataclasses.replace(request, params=params), span)
 
     async def _send(self, request: HTTPRequest, span: Range) -> None:
-        assert self._tries is not None
         assert self.info.size is not None
         self._response.close()
         request = dataclasses.replace(request, within_s=self._tries.first_byte_s(self.policy.media_s))
