@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import socket
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from cachedfs.common.logging import has_secrets, without_secrets
 from cachedfs.errors import (
@@ -38,19 +39,40 @@ WRONG_CLOCK = "the clock of this machine is wrong: set it (on Linux: `timedatect
 _IMPOSSIBLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
-Errors = Mapping[int | str | None, tuple[type[CachedFSError], str]]
-"""What the statuses and reasons of a service mean that no retry changes: an error, and what it says. None: all others."""
+class ErrorRow(NamedTuple):
+    """A row of a service's table: the error for an answer that no retry changes, and that matches all other fields."""
+
+    status: int | None  # None: any
+    reason: str  # "": any
+    kind: type[CachedFSError]
+    why: str
+    then: str = ""  # follows the answer of the service
+    text: str = ""  # a pattern
+    when: Callable[[HTTPRequest], bool] | None = None
+
+    def means(self, request: HTTPRequest, status: int, text: str, reasons: Collection[str]) -> bool:
+        is_such = self.status in (None, status) and (not self.reason or self.reason in reasons)
+        return is_such and bool(re.search(self.text, text)) and (self.when is None or self.when(request))
 
 
-def refusal(request: HTTPRequest, status: int, said: str, errors: Errors, reason: str = "") -> CachedFSError:
-    """Return the error for a reason, or else for a status.
+def refusal(
+    request: HTTPRequest,
+    status: int,
+    said: str,
+    table: Sequence[ErrorRow],
+    text: str = "",
+    reasons: Collection[str] = (),
+    **names: str,
+) -> CachedFSError:
+    """Return the error of the first row that fits; its texts are formatted with `names`.
 
     A pinned object that is missing was removed: it was there when its version was looked up.
     """
-    kind, why = errors.get(reason) or errors.get(status) or errors[None]
+    row = next(row for row in table if row.means(request, status, text, reasons))
+    kind, why, then = row.kind, row.why.format(**names), row.then.format(**names)
     if kind is ObjectNotFound and request.is_pinned:
         kind, why = ObjectChanged, "the object was removed while it was read; open it again"
-    return kind(f"{request.subject}: {why} ({request.purpose}: {said})")
+    return kind(f"{request.subject}: {why} ({request.purpose}: {said}){then}")
 
 
 def retryable(
