@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, BinaryIO
 
 from cachedfs.common.event_loop import side_by_side
-from cachedfs.common.types import ANY_VERSION, AnyVersion, Changes, ObjectInfo, Range, Suffix
+from cachedfs.common.types import AnyVersion, Changes, ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectNotFound
 from cachedfs.origins.base import Alone, Origin, Reply, number, opened, subject_of
 from cachedfs.origins.drive import api, failures
@@ -172,11 +172,7 @@ class DriveOrigin(Origin):
         """Make the bytes of `file` the content of a file, which keeps its id; versions are compared just before."""
         path = plain_path(path)
         with mapped(api.url_of(path), "writing it"):
-            content = UploadContent(file)
-            if isinstance(replaces, ObjectInfo):
-                return await self.writer.replace(path, content, replaces, mtime_ns=mtime_ns)
-            exclusive = replaces is not ANY_VERSION
-            return await self.writer.write(path, content, exclusive=exclusive, mtime_ns=mtime_ns)
+            return await self.writer.write(path, UploadContent(file), replaces=replaces, mtime_ns=mtime_ns)
 
     async def storage_quota(self, path: str) -> tuple[int, int] | None:
         """Return the limit and the free bytes of the account's storage; None without a limit, and for a shared drive."""
