@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -17,6 +16,7 @@ from cachedfs.errors import OriginUnreachable
 from cachedfs.origins.base import has_stale_answer
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.origin_errors import token_server_away
+from cachedfs.origins.proxy import authorities
 from cachedfs.origins.retry import RetryableError, RetryPolicy, time_limit, untrusted
 
 _EXPIRES_SOON_S = 300  # as in gcsfs: a token that lasts less is renewed before it is used
@@ -33,19 +33,20 @@ def finding_credentials(subject: str, policy: RetryPolicy) -> AbstractAsyncConte
     return time_limit(policy.reach_stale_s if has_stale_answer.get() else None, late)
 
 
-def left_s(token: str | None, expiry: datetime | None) -> float:
+def _left_s(credentials: Any) -> float:
     """Return for how many seconds a token can be used: infinite if unknown, -1 without a token."""
-    if token is None:
+    if credentials.token is None:
         return -1.0
+    expiry: datetime | None = credentials.expiry
     if expiry is None:
         return math.inf
     # The libraries store UTC without a time zone.
     return ((expiry if expiry.tzinfo else expiry.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
 
 
-def is_expired(lasts_s: float) -> bool:
-    """Return whether a token with so many seconds left can no longer be used."""
-    return lasts_s <= _EXPIRED_S
+def is_expired(credentials: Any) -> bool:
+    """Return whether there is no token, or none that can still be used."""
+    return _left_s(credentials) <= _EXPIRED_S
 
 
 class TokenSource:
@@ -67,8 +68,8 @@ class TokenSource:
         """Return the headers to send; renew a token that is about to expire."""
         if (held := self._credentials()) is None:
             return self.without_token
-        lasts_s = left_s(held.token, held.expiry)  # google-auth's own `valid` ends minutes earlier
-        if is_expired(lasts_s):
+        lasts_s = _left_s(held)  # google-auth's own `valid` ends minutes earlier
+        if lasts_s <= _EXPIRED_S:
             await self.renew(self.current())
         elif lasts_s <= _EXPIRES_SOON_S and self._renewal.is_idle and time.monotonic() >= self._early_at:
             try:
@@ -113,14 +114,12 @@ def refresh(credentials: Any, policy: RetryPolicy) -> None:
     from google.auth.exceptions import RefreshError, TransportError
     from google.auth.transport.requests import Request
 
-    # As for all other requests; `requests` itself looks only at a variable of its own.
-    bundle = os.environ.get("SSL_CERT_FILE", "")
-    tls: dict[str, Any] = {"verify": bundle} if os.path.isfile(bundle) else {}
+    timeout = policy.connect_s, policy.stall_s
     with requests.Session() as session:
         try:
             # google-auth's own timeout is two minutes. On some of Google's machines it mounts the certificates of the
             # metadata server on `request.session`.
-            request: Any = partial(Request(session), timeout=(policy.connect_s, policy.stall_s), **tls)
+            request: Any = partial(Request(session), timeout=timeout, verify=authorities())
             request.session = session
             credentials.refresh(request)
         except (TransportError, RefreshError) as error:

@@ -228,7 +228,7 @@ class DriveConnection:
                 request = dataclasses.replace(request, within_s=tries.first_byte_s(policy.metadata_s))
             try:
                 async with limits.creating() if limits else nullcontext():
-                    result = parse(await self.send(request))
+                    return parse(await self.send(request))
             except RetryableError as failed:
                 if limits and not (has_id or failed.is_rate or failed.is_unreachable):
                     remedy = "What it makes may be there all the same: look for it before you try again"
@@ -236,10 +236,6 @@ class DriveConnection:
                 if limits and failed.is_rate and limits.n_created > n_created:  # others make progress
                     tries, n_created = RetryAttempts(policy), limits.n_created
                 await tries.pause(failed, request.subject, request.purpose)
-            else:
-                if limits:
-                    limits.n_created += 1
-                return result
 
     async def call(
         self,

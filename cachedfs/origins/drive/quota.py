@@ -130,6 +130,7 @@ class DriveLimits:
             self._n_waiting -= 1
         try:
             yield
+            self.n_created += 1
         finally:
             self._creating.release()
 
