@@ -165,10 +165,11 @@ class ObstoreOrigin(Origin):
         self.on_request()
 
     async def _ask(self, method: str, path: str, *args: Any) -> Any:
-        """Call a coroutine of the store as one request; the caller has a slot."""
+        """Return the result of an async method of the store, as one request; the caller has a slot."""
         self._count(path)
         with OpenRequest(method, self.url(path), is_speculative=is_speculative()):
-            return await getattr(self.store, method)(*args)
+            answer = getattr(self.store, method)(*args)
+            return await (answer.collect_async() if method == "list_async" else answer)
 
     async def _head(self, path: str) -> ObjectInfo:
         now_s = time.time()
@@ -207,12 +208,7 @@ class ObstoreOrigin(Origin):
         with mapped(self.url(folder), "listing it", is_read=True):
             async with self._slots.slot():
                 if deep:
-                    self._count(folder)
-                    objects, folders = [], []
-                    request = OpenRequest("list_async", self.url(folder), is_speculative=is_speculative())
-                    with request:
-                        async for chunk in self.store.list_async(key):
-                            objects += chunk
+                    objects, folders = await self._ask("list_async", folder, key), []
                 else:
                     found = await self._ask("list_with_delimiter_async", folder, key)
                     objects, folders = found["objects"], found["common_prefixes"]
