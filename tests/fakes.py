@@ -10,15 +10,14 @@ from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.core import engine
 from cachedfs.errors import CachedFSError, ObjectChanged, ObjectNotFound
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.origins.base import Reply
+from cachedfs.origins.base import Origin, Reply
 
 
-class FakeOrigin:
+class FakeOrigin(Origin):
     """Objects by path, each with a distinct version; `log` records every request."""
 
     identity = "fake|nowhere|anon"
-    by_parent = is_metered = False
-    roots = ()
+    concurrency = 16
     piece_size = 64 << 10
 
     def __init__(self) -> None:
@@ -51,11 +50,6 @@ class FakeOrigin:
             return self
 
         monkeypatch.setattr(engine, "open_origin", open_origin)
-
-    requests_per_s = None
-
-    def lists_all(self, folder: str) -> bool:
-        return True
 
     def spare_s(self) -> float:
         return self.spare_in_s

@@ -22,7 +22,6 @@ from cachedfs.core.objects import Entry, Objects
 from cachedfs.core.offline import answer_of, can_stand
 from cachedfs.core.polling import OVERDUE_S, poll
 from cachedfs.errors import AccessDenied, ObjectNotFound
-from cachedfs.origins.base import LooksUpPaths
 from cachedfs.origins.registry import is_whole, lookup_reads_names
 
 logger = logging.getLogger("cachedfs.core")
@@ -296,7 +295,7 @@ class Lookups:
         origin, position = objects.origin(top), self._change_feeds.position(top)
         counters = [objects.counter(path) for path in paths]
         parent = await self.info(top) if position is not None else None  # a feed names folders by their ids
-        found = await origin.lookup_path(paths[-1]) if isinstance(origin, LooksUpPaths) else ()
+        found = await origin.lookup_path(paths[-1])
         for path, counter, info in zip(paths, counters, found, strict=False):
             watch = self._change_feeds.snapshot(position, parent) if is_covered(info) else None
             objects.learn(path, info, asked_at=now, counter=counter, watch=watch)

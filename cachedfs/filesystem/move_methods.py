@@ -14,7 +14,7 @@ from cachedfs.common.urls import SLASH_NAMES, is_pattern
 from cachedfs.errors import ABSENT, CachedFSError, IsAFolder, ObjectNotFound
 from cachedfs.filesystem.move import MovedObject, ObjectMove, Requests, StatedContent
 from cachedfs.filesystem.write import WriteMethods, one_or_list
-from cachedfs.origins.base_filesystem import LiteralNames
+from cachedfs.origins.base_filesystem import BaseFileSystem
 
 
 class MoveMethods(WriteMethods):
@@ -39,7 +39,7 @@ class MoveMethods(WriteMethods):
         if single and not recursive and self._strip_object(path1) != self._strip(path1):
             copies = copies or self.isfile(path1)  # most filesystems would take its name for a folder's
         if single and is_pattern(self._strip(path1)):  # most filesystems would expand an existing name, too
-            copies = copies or not (issubclass(inner, LiteralNames) and self.exists(path1))
+            copies = copies or not (issubclass(inner, BaseFileSystem) and self.exists(path1))
         if copies or not single:
             self._run(self._copy_and_remove(path1, path2, recursive, maxdepth))
             return

@@ -27,8 +27,8 @@ from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import AnyVersion, ObjectInfo
 from cachedfs.common.urls import LOCAL_PROTOCOLS, before_magic, folder_of, is_pattern, without_slash
 from cachedfs.core import write_through
-from cachedfs.origins.base import HasStorageQuota, Uploader
-from cachedfs.origins.base_filesystem import BaseFileSystem, LiteralNames
+from cachedfs.origins.base import Uploader
+from cachedfs.origins.base_filesystem import BaseFileSystem
 
 if TYPE_CHECKING:
     from cachedfs.core.reader import Reader
@@ -133,9 +133,7 @@ class WriteMethods(BaseFileSystem):
         if not 0 <= clock.now() - asked_at < _QUOTA_S:
             quota = None
             with contextlib.suppress(Exception):  # whatever is wrong, a read or a write will say it
-                origin = self._reader.objects.origin(path)
-                if isinstance(origin, HasStorageQuota):
-                    quota = self._run(origin.storage_quota(top))
+                quota = self._run(self._reader.objects.origin(path).storage_quota(top))
             known[top] = clock.now(), quota
         return quota
 
@@ -163,7 +161,7 @@ class WriteMethods(BaseFileSystem):
         limited = recursive and maxdepth is not None
         found = await self._expand_path(paths, limited, maxdepth if limited else None)
         inner = await self._hop(self._reader.objects.origin(paths[0]).filesystem())
-        folders = recursive and isinstance(inner, LiteralNames)
+        folders = recursive and isinstance(inner, BaseFileSystem)
         names = [path for path in found if not limited and (folders or not is_pattern(path))]
         if names:
             await self._write(names, "rm", names, recursive=recursive, tree=recursive)

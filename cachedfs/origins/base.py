@@ -1,4 +1,4 @@
-"""The `Origin` protocol that each remote service implements, and HTTP byte ranges.
+"""`Origin`, the base class of the remote services, and HTTP byte ranges.
 
 Only the HTTP headers here have inclusive ends. Everywhere else the end of a range is exclusive.
 """
@@ -9,6 +9,7 @@ import dataclasses
 import email.utils
 import functools
 import re
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from contextvars import ContextVar
@@ -16,6 +17,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, runtime_checkable
 
 from cachedfs.common.types import AnyVersion, Changes, ObjectInfo, Range, Suffix
+from cachedfs.errors import ObjectChanged
 
 if TYPE_CHECKING:
     from cachedfs.origins.request_slots import RequestSlots
@@ -122,21 +124,39 @@ class Reply:
     is_checked_at_end: bool = False
 
 
-class Reading(Protocol):
-    """A read before it is sent."""
+@dataclasses.dataclass(eq=False)
+class Read(ABC):
+    """A read of one version, as `Reply` describes it. `opened` runs it."""
 
-    info: ObjectInfo
-    start: int
-    stop: int
-    is_checked_at_end: bool
+    url: str
+    path: str
+    want: Range | Suffix | None  # the bytes to read; after the first answer those that are left
+    pinned: ObjectInfo | None  # the version to read; after the first answer the one that it is of
 
+    info: ObjectInfo = dataclasses.field(init=False)
+    start: int = 0
+    stop: int = 0
+    is_checked_at_end: bool = False
+    _doing: str = ""  # "": reading `want`
+
+    @abstractmethod
     def run(self) -> AsyncGenerator[bytes, None]:
         """Yield b"" when the headers have arrived, and all but the body is known; then the bytes of the body."""
-        ...
+
+    @property
+    def doing(self) -> str:
+        """The purpose of the read, as errors name it."""
+        return self._doing or describe(self.want)
+
+    def _changed(self, how: str) -> ObjectChanged:
+        """Return the error for an answer of another version."""
+        return ObjectChanged(
+            f"{self.url}: the object was replaced while it was read ({self.doing}: {how}); open it again"
+        )
 
 
 @asynccontextmanager
-async def opened(read: Reading) -> AsyncIterator[Reply]:
+async def opened(read: Read) -> AsyncIterator[Reply]:
     """Send a read. Entering returns when its headers have arrived; leaving closes its body."""
     async with aclosing(read.run()) as body:
         await anext(body)
@@ -144,7 +164,7 @@ async def opened(read: Reading) -> AsyncIterator[Reply]:
 
 
 class Origin(Protocol):
-    """The interface of a remote service; all methods run on the runtime's event loop.
+    """A remote service; all methods run on the runtime's event loop.
 
     An origin retries by itself and raises the errors of `cachedfs.errors`. It calls `on_request` once for every request
     it sends, retries included.
@@ -158,17 +178,19 @@ class Origin(Protocol):
 
     on_request: Callable[[], None]
 
-    by_parent: bool
+    by_parent: bool = False
     """True where the service looks a name up in its folder, as Google Drive does.
 
     Then a lookup is cheaper with the folder's metadata, a read cannot replace a lookup, and an absence is certain.
     """
 
-    roots: Sequence[str]
+    roots: Sequence[str] = ()
     """Folders in which names are looked up without the metadata of the folder."""
 
-    is_metered: bool
+    is_metered: bool = False
     """True where the bytes of a day are limited, as at Google Drive: then less is fetched that may not be read."""
+
+    _slots: RequestSlots
 
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
         """Return the object or folder that `path` is now; raise `ObjectNotFound` for neither.
@@ -176,6 +198,13 @@ class Origin(Protocol):
         `parent` is the folder it is in, where that is known.
         """
         ...
+
+    async def lookup_path(self, path: str) -> Sequence[ObjectInfo]:
+        """Return what the first names of `path` lead to, one after the other, without its top.
+
+        Takes one request, and none where no single one can find them. It may end early: what it lacks may exist.
+        """
+        return ()
 
     def read(
         self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
@@ -206,25 +235,25 @@ class Origin(Protocol):
 
         A page of links or of a public folder may leave out names. Such a listing is not kept.
         """
-        ...
+        return True
 
     @property
     def concurrency(self) -> int:
         """Most requests that callers wait for and that run at once now, without speculative ones."""
-        ...
+        return self._slots.window
 
     @property
     def requests_per_s(self) -> float | None:
         """Reads per second that this process keeps to now, because of a limit of the service; None without one."""
-        ...
+        return None
 
     def spare_s(self) -> float:
         """Return in how many seconds to check again for spare request rate; 0: there is some now.
 
-        A speculative request is sent only then. A speculative request may be sent when the service accepts it without
-        delaying a request that a caller waits for.
+        A speculative request is sent only then: when the service accepts it without delaying a request that a caller
+        waits for.
         """
-        ...
+        return 0.0
 
     async def changes(self, path: str, token: str | None) -> Changes | None:
         """Return what changed since `token`, in the part of the origin that the first name of `path` is.
@@ -232,7 +261,7 @@ class Origin(Protocol):
         Without a token, return only the current token. Return None if the part has no change feed, or if the feed
         cannot continue from this token and must start again.
         """
-        ...
+        return None
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of the inner filesystem ("pipe_file", "rm", "cp_file", "makedirs", "sign", ...).
@@ -250,7 +279,19 @@ class Origin(Protocol):
         """
         ...
 
-    async def aclose(self) -> None: ...
+    async def storage_quota(self, path: str) -> tuple[int, int] | None:
+        """Return the limit and the free bytes of the account's storage at `path`; None without a limit."""
+        return None
+
+    def server_time(self) -> float | None:
+        """Return the time now by the clock of the service, up to a second ahead; None where no answer has told it.
+
+        From any thread.
+        """
+        return None
+
+    async def aclose(self) -> None:
+        """Close the connections; the next call creates new ones."""
 
 
 @runtime_checkable
@@ -266,60 +307,3 @@ class Uploader(Protocol):
         `mtime_ns` is a modification time that the object keeps.
         """
         ...
-
-
-@runtime_checkable
-class HasStorageQuota(Protocol):
-    """An origin whose accounts have a quota of bytes."""
-
-    async def storage_quota(self, path: str) -> tuple[int, int] | None:
-        """Return the limit and the free bytes of the account's storage at `path`; None without a limit."""
-        ...
-
-
-@runtime_checkable
-class TellsTime(Protocol):
-    """An origin whose answers tell the time of the service."""
-
-    def server_time(self) -> float | None:
-        """Return the time now by the clock of the service, up to a second ahead; None before its first answer."""
-        ...
-
-
-@runtime_checkable
-class LooksUpPaths(Protocol):
-    """An origin that looks names up by folder, and can find a path of them with one request."""
-
-    async def lookup_path(self, path: str) -> Sequence[ObjectInfo]:
-        """Return what the first names of `path` lead to, one after the other, without its top.
-
-        It may end early: what it lacks may exist.
-        """
-        ...
-
-
-class SimpleOrigin:
-    """Base class of origins without a change feed and without a known limit of the service."""
-
-    by_parent = is_metered = False
-    roots: Sequence[str] = ()
-
-    def __init__(self, identity: str, on_request: Callable[[], None], slots: RequestSlots) -> None:
-        self.identity, self.on_request, self._slots = identity, on_request, slots
-
-    @property
-    def concurrency(self) -> int:
-        return self._slots.window
-
-    @property
-    def requests_per_s(self) -> float | None:
-        return None
-
-    def lists_all(self, folder: str) -> bool:
-        return True
-
-    def spare_s(self) -> float:
-        return 0.0
-
-    async def changes(self, path: str, token: str | None) -> Changes | None:
-        return None

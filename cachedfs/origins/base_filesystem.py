@@ -27,9 +27,16 @@ from cachedfs.errors import (
 _MOST_NAMED = 20  # objects in the error of a copy that left some
 
 
-class HonestErrors(AsyncFileSystem):
-    """`exists`, `isfile` and `isdir` return False only if the path does not exist, and raise every other error."""
+class BaseFileSystem(AsyncFileSystem):
+    """Base class of our filesystems.
 
+    `exists`, `isfile` and `isdir` return False only if the path does not exist, and raise every other error. `cat`,
+    `get`, `copy`, `mv` and `rm` take a path such as `report [1].txt` as a pattern only if nothing has this name. `walk`
+    lists a shortcut to a folder that contains it, but does not enter it. A recursive `get` copies what can be read, and
+    then raises an error that names the rest.
+    """
+
+    # What exists
     async def _exists(self, path: Any, **kwargs: Any) -> bool:
         return await self._kind_of(path) is not None
 
@@ -49,13 +56,7 @@ class HonestErrors(AsyncFileSystem):
         except ABSENT:
             return None
 
-
-class CycleSafeWalk(AsyncFileSystem):
-    """`walk` lists a shortcut to a folder that contains it, but does not enter it.
-
-    Folders are compared by the `id` in their `info`. Origins without ids, such as GCS, have no shortcuts.
-    """
-
+    # Shortcuts
     async def _walk(
         self,
         path: Any,
@@ -69,7 +70,7 @@ class CycleSafeWalk(AsyncFileSystem):
     ) -> AsyncIterator[tuple[str, Any, Any]]:
         """Walk as fsspec does, but do not enter a folder that is its own ancestor.
 
-        `above` has the ids of the parent folders. `on_error="omit"` skips missing folders only. Other errors are
+        `above` has the ids of the parent folders. Origins without ids, such as GCS, have no shortcuts. `on_error="omit"` skips missing folders only. Other errors are
         raised, where fsspec treats the folder as empty: an expired sign-in must not look like a dataset without files.
         """
         if on_error == "omit":
@@ -105,19 +106,7 @@ class CycleSafeWalk(AsyncFileSystem):
         while (level := sync(self.loop, anext, levels, None)) is not None:
             yield level
 
-
-class CompleteGet(AsyncFileSystem):
-    """A recursive `get` copies what can be read, and then raises an error that names the rest."""
-
-    async def _get(self, rpath: Any, lpath: Any, recursive: bool = False, *args: Any, **kwargs: Any) -> Any:
-        if not recursive:
-            return await super()._get(rpath, lpath, recursive, *args, **kwargs)
-        left: list[CachedFSError] = []
-        copied = await super()._get(rpath, lpath, recursive, *args, left=left, **kwargs)
-        if left:
-            raise _not_copied(left)
-        return copied
-
+    # Copies to the local disk
     async def _get_file(
         self,
         rpath: Any,
@@ -138,13 +127,7 @@ class CompleteGet(AsyncFileSystem):
         """Copy one object to a local file, or create a local folder for a folder."""
         raise NotImplementedError
 
-
-class LiteralNames(HonestErrors):
-    """Take a path such as `report [1].txt` as a pattern only if nothing has this name.
-
-    That holds for `cat`, `get`, `copy`, `mv` and `rm`.
-    """
-
+    # Names that look like patterns
     def _strip_object(self, path: Any) -> Any:
         """Return the path of an object; unlike a folder's, it may end in a slash."""
         return self._strip_protocol(path)
@@ -213,7 +196,13 @@ class LiteralNames(HonestErrors):
             lpath = os.fspath(lpath)
             into = lpath.endswith(("/", os.sep)) or LocalFileSystem().isdir(lpath)
             rpath, lpath = _arguments_for_name(rpath, make_path_posix(lpath), names, into=into)
-        return await super()._get(rpath, lpath, recursive, callback, maxdepth=maxdepth, **kwargs)
+        if not recursive:
+            return await super()._get(rpath, lpath, recursive, callback, maxdepth, **kwargs)
+        left: list[CachedFSError] = []
+        copied = await super()._get(rpath, lpath, recursive, callback, maxdepth, left=left, **kwargs)
+        if left:
+            raise _not_copied(left)
+        return copied
 
     async def _names_of_literal(self, path: Any, recursive: bool, maxdepth: int | None) -> list[str]:
         """Return the paths to copy if `path` contains wildcards but is the name of something that exists; else [].
@@ -230,10 +219,7 @@ class LiteralNames(HonestErrors):
         names = await self._expand_path(path, recursive, maxdepth)
         return names if name in names and (recursive or await self._isfile(name)) else []
 
-
-class BaseFileSystem(LiteralNames, CompleteGet, CycleSafeWalk):
-    """Base class of our filesystems."""
-
+    # Listings
     async def _find_near(
         self, path: str, prefix: str, maxdepth: int, withdirs: bool, **kwargs: Any
     ) -> dict[str, dict[str, Any]]:

@@ -21,15 +21,16 @@ from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.common.urls import SLASH_NAMES, stored_path, without_slash
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged, public_text
-from cachedfs.origins.base import Reply, SimpleOrigin, clipped, describe, opened, range_header, subject_of
+from cachedfs.origins.base import Origin, Read, Reply, clipped, opened, range_header, subject_of
 from cachedfs.origins.evidence import evidence_of, fingerprint, is_same_evidence
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, invoke, make_filesystem
-from cachedfs.origins.origin_errors import mapped, replaced
+from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.request_slots import OpenRequest, RequestSlots, is_speculative
 from cachedfs.origins.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from cachedfs.origins.http import Auth, HTTPClient
+    from cachedfs.origins.http import HTTPClient
+    from cachedfs.origins.tokens import TokenSource
 
 _PIECE = 32 << 20  # most bytes of one inner read, kept in memory; the reader's requests are 8 MiB
 
@@ -52,8 +53,8 @@ def plain_path(inner: Any, path: str) -> str:
     return without_slash(inner._strip_protocol(path))
 
 
-class FsspecOrigin(SimpleOrigin):
-    """An origin over any fsspec filesystem; `cachedfs.origins.base.Origin` describes its methods."""
+class FsspecOrigin(Origin):
+    """An origin over any fsspec filesystem."""
 
     _making = "making the filesystem"
 
@@ -68,7 +69,7 @@ class FsspecOrigin(SimpleOrigin):
         concurrency: int = 16,
         policy: RetryPolicy | None = None,
     ) -> None:
-        super().__init__(identity, on_request, RequestSlots(concurrency))
+        self.identity, self.on_request, self._slots = identity, on_request, RequestSlots(concurrency)
         self._policy = policy or RetryPolicy()
         self._protocol, self._options, self._loop = protocol, dict(options), loop
         self._inner, self._connection = AsyncOnce(self._make), AsyncOnce(self._connect)
@@ -95,7 +96,7 @@ class FsspecOrigin(SimpleOrigin):
         self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
     ) -> AbstractAsyncContextManager[Reply]:
         """Request bytes; entering returns when the first piece has arrived and its version is confirmed."""
-        return opened(_Read(self, path, want, pinned))
+        return opened(_Read(self.url(path), path, want, pinned, origin=self))
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
@@ -134,7 +135,7 @@ class FsspecOrigin(SimpleOrigin):
         session: Any,
         judge: Callable[..., Exception],
         *,
-        auth: Auth | None = None,  # without, the session and the options prove the account
+        auth: TokenSource | None = None,  # without, the session and the options prove the account
         slots: RequestSlots | None = None,
         options: Mapping[str, Any] = {},
         **timeouts: Any,
@@ -214,18 +215,11 @@ def _is_same(now: ObjectInfo, then: ObjectInfo) -> bool:
     return now.kind == then.kind and next(evidence) == next(evidence)
 
 
-@dataclasses.dataclass(eq=False)
-class _Read:
+@dataclasses.dataclass(eq=False, kw_only=True)
+class _Read(Read):
     """A read of one version; each piece is held back until its version is confirmed."""
 
     origin: FsspecOrigin
-    path: str
-    want: Range | Suffix | None
-    pinned: ObjectInfo | None
-    info: ObjectInfo = dataclasses.field(init=False)
-    start: int = 0
-    stop: int = 0
-    is_checked_at_end: bool = False
 
     async def run(self) -> AsyncGenerator[bytes, None]:
         """Yield b"" when the first piece is confirmed, then the bytes."""
@@ -283,7 +277,7 @@ class _Read:
         if etag is not None:
             options |= {"etag": etag, "size": self.info.size}
         try:
-            with mapped(self.url, describe(self.want), is_read=True):
+            with mapped(self.url, self.doing, is_read=True):
                 data = await self.origin.ask("read_version" if etag else "cat_file", self.path, **options)
         except (FileNotFoundError, IsADirectoryError) as error:
             raise self._changed("it is gone") from error
@@ -302,10 +296,3 @@ class _Read:
             raise self._changed("it is gone") from error
         if not _is_same(now, self.info):
             raise self._changed(f"it was {self.info.fingerprint}, and is {now.fingerprint}")
-
-    @property
-    def url(self) -> str:
-        return self.origin.url(self.path)
-
-    def _changed(self, how: str) -> ObjectChanged:
-        return replaced(self.url, describe(self.want), how)

@@ -1,6 +1,6 @@
 """`HTTPClient`: requests over one aiohttp session, with request slots, counting and retries.
 
-It is independent of the service: `judge` interprets an error response, and an `Auth`
+It is independent of the service: `judge` interprets an error response, and a `TokenSource`
 provides the headers that prove the account.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import closing, suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import aiohttp
 from yarl import URL
@@ -23,11 +23,9 @@ from cachedfs.errors import QuotaExceeded
 from cachedfs.origins.base import has_stale_answer
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.origin_errors import object_of, well_formed
-from cachedfs.origins.request_slots import OpenRequest
+from cachedfs.origins.request_slots import OpenRequest, RequestSlots
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, foreign, time_limit, untrusted
-
-if TYPE_CHECKING:
-    from cachedfs.origins.request_slots import RequestSlots
+from cachedfs.origins.tokens import TokenSource
 
 T = TypeVar("T")
 MOST_REDIRECTS = 5  # Google's services need none
@@ -43,18 +41,6 @@ _ADDRESS_S = 60  # for which the address of a host is used
 _BROKEN = (aiohttp.ClientError, TimeoutError, OSError, UnicodeError)  # the last: of a host's name
 _INSTALL = "Please install"  # in the message of aiohttp for an encoding that it cannot decode
 _LATE_S = 0.05  # a running event loop fires its timers sooner than this
-
-
-class Auth(Protocol):
-    """The credentials of an account, as request headers."""
-
-    async def headers(self) -> dict[str, str]:
-        """Return the headers to send, from credentials that are valid now."""
-        ...
-
-    async def renew(self, refused: Mapping[str, str]) -> bool:
-        """Replace the credentials of the `refused` headers; return False if there are no others."""
-        ...
 
 
 class RequestLimits(Protocol):
@@ -113,7 +99,7 @@ class HTTPResponse(OpenRequest):
         data = bytearray()
         while len(data) < size and (piece := await self.read_some()):
             data += piece
-        return bytes(data[:size])
+        return bytes(memoryview(data)[:size])
 
 
 class HTTPClient:
@@ -122,7 +108,7 @@ class HTTPClient:
     def __init__(
         self,
         session: aiohttp.ClientSession,
-        auth: Auth | None,
+        auth: TokenSource | None,
         judge: Callable[[HTTPRequest, int, Mapping[str, str], bytes], Exception],
         *,
         slots: RequestSlots,

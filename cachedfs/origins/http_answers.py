@@ -15,16 +15,19 @@ from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound, Request
 from cachedfs.origins.base import content_range, http_date, number
 from cachedfs.origins.evidence import fingerprint, is_recent, is_same_evidence
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.origin_errors import Errors, error_of, refusal, retryable
+from cachedfs.origins.origin_errors import ErrorRow, error_of, refusal, retryable
 
 _DECODED = frozenset({"gzip", "deflate", "br", "zstd"})  # the encodings that aiohttp decodes
 _DENIED = "access denied; check the credentials (headers, auth, cookies), and whether the URL has expired"
-_ERRORS: Errors = {
-    **dict.fromkeys((404, 410), (ObjectNotFound, "the server has nothing of this name")),
-    **dict.fromkeys((401, 403, 407), (AccessDenied, _DENIED)),
-    **dict.fromkeys((400, 405, 501), (RequestRejected, "the server did not accept the request")),
-    None: (CachedFSError, "the server gave an unexpected answer"),
-}
+_ERRORS = (
+    *(ErrorRow(status, "", ObjectNotFound, "the server has nothing of this name") for status in (404, 410)),
+    *(ErrorRow(status, "", AccessDenied, _DENIED) for status in (401, 403, 407)),
+    *(
+        ErrorRow(each, "", RequestRejected, "the server did not accept the request")
+        for each in (400, 405, 501)
+    ),
+    ErrorRow(None, "", CachedFSError, "the server gave an unexpected answer"),
+)
 # nginx's ETag: the time and the size in hexadecimal digits. It is no stronger than the time itself.
 _TIME_AND_SIZE = re.compile('"([0-9a-f]{1,16})-[0-9a-f]{1,16}"')
 # As of Apache, Jetty and others: the ETag of an encoded body is that of the object, with the name of the encoding.

@@ -6,12 +6,12 @@ asked, because its size may be another. fsspec's HTTPFileSystem gives the option
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
-from cachedfs.origins.base import Reply, describe, opened
+from cachedfs.origins.base import Reply, opened
 from cachedfs.origins.fsspec_origin import FsspecOrigin
 from cachedfs.origins.http_answers import failure
 from cachedfs.origins.http_read import HTTPConnection, HTTPRead, VersionEvidence
@@ -63,16 +63,12 @@ class HTTPOrigin(FsspecOrigin):
         """Return False: a page need not link to everything."""
         return False
 
-    @asynccontextmanager
-    async def read(
+    def read(
         self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
-    ) -> AsyncIterator[Reply]:
+    ) -> AbstractAsyncContextManager[Reply]:
         """Request bytes: one request, whose headers also have version and size."""
-        url = self.url(path)
-        with mapped(url, describe(want)):
-            connection = await self._connection.get()
-        async with opened(HTTPRead(url, path, want, pinned, self._policy, connection=connection)) as reply:
-            yield reply
+        connect = self._connection.get
+        return opened(HTTPRead(self.url(path), path, want, pinned, policy=self._policy, connect=connect))
 
 
 async def _new_session(inner: Any) -> tuple[Any, dict[str, Any]]:

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -51,19 +52,16 @@ class VersionEvidence:
             return info
         if info.path not in self._marked:
             return info
-        replaced = self._marked[info.path]
-        if replaced is not None and not _is_back(replaced, info):
-            return info
+        if (replaced := self._marked[info.path]) is not None:
+            times = [each.details.get("Last-Modified") for each in (replaced, info)]
+            if replaced.fingerprint != info.fingerprint or times[0] != times[1]:
+                return info
         self.mark_etag_unreliable(info)
         return replace(info, fingerprint=None)
 
-    def remember_replaced(self, replaced: ObjectInfo) -> None:
-        """Remember a version that was taken for replaced: if it comes back, it never was."""
-        self._keep(replaced.path, replaced)
-
     def mark_etag_unreliable(self, info: ObjectInfo) -> None:
         """Give this object no fingerprint any more, and warn once."""
-        self._keep(info.path, None)
+        self.keep(info.path, None)
         if self._has_warned:
             return
         self._has_warned = True
@@ -74,16 +72,11 @@ class VersionEvidence:
             stacklevel=3,
         )
 
-    def _keep(self, path: str, replaced: ObjectInfo | None) -> None:
+    def keep(self, path: str, replaced: ObjectInfo | None) -> None:
+        """Remember a version that was taken for replaced: if it comes back, it never was."""
         self._marked[path] = replaced
         while len(self._marked) > _MOST_MARKED:
             self._marked.popitem(last=False)
-
-
-def _is_back(replaced: ObjectInfo, now: ObjectInfo) -> bool:
-    """Return whether an answer is of a version that had been replaced, with the time from before."""
-    times = [info.details.get("Last-Modified") for info in (replaced, now)]
-    return replaced.fingerprint == now.fingerprint and times[0] == times[1]
 
 
 class HTTPConnection(NamedTuple):
@@ -178,9 +171,11 @@ def is_unusable_part(answer: HTTPAnswer, body: HTTPResponse) -> bool:
 class HTTPRead(ResumableRead):
     """A read of one version."""
 
-    connection: HTTPConnection
+    connect: Callable[[], Awaitable[HTTPConnection]]
+    connection: HTTPConnection = dataclasses.field(init=False)
 
     async def _open(self) -> None:
+        self.connection = await self.connect()
         if self._is_open:
             await self._continue()
         elif isinstance(self.want, Range) and self.want.size == 0:
@@ -229,10 +224,7 @@ class HTTPRead(ResumableRead):
         """Hold all bytes of an object whose size is known only at its end."""
         if is_unusable_part(answer, body):
             raise RetryableError("the server answers with a part of unknown size")
-        pieces = []
-        while piece := await body.read_some():
-            pieces.append(piece)
-        data = b"".join(pieces)
+        data = await body.read_start(sys.maxsize)
         if answer.info.size not in (None, len(data)):
             raise self._changed(f"it had {answer.info.size} bytes, and has {len(data)}")
         self._take_whole(answer.info, data)
@@ -261,50 +253,46 @@ class HTTPRead(ResumableRead):
 
         Raises ObjectChanged if it is of another version than the pinned one; else its info is that of the pinned one.
         """
-        known = self.pinned
         while True:
             self._response.close()
             answer, self._response = await self.connection.answer(self.path, request)
-            if answer is None or known is None:
-                return answer, self._response
-            if self._is_same(known, answer.info):
-                return answer._replace(info=_of_version(known, answer.info)), self._response
-            self._response.close()  # a lookup needs the slot
-            await self._check_evidence(known, answer.info)
-
-    def _is_same(self, known: ObjectInfo, now: ObjectInfo) -> bool:
-        """Return whether an answer is of the version `known`; False if only the evidence says no."""
-        comparison = compared(known, now)
-        if comparison == "other":
-            raise self._changed(_difference(known, now))
-        if comparison == "unreliable etag":
-            self.connection.evidence.mark_etag_unreliable(now)
-        return comparison != "other evidence"
-
-    async def _check_evidence(self, known: ObjectInfo, now: ObjectInfo) -> None:
-        """Ask for the evidence again: if it stays as it is `now`, the object was replaced; if not, it proves nothing."""
-        again = await self.connection.head_by_get(self.path, pinned=known)
-        if again.fingerprint is not None and compared(now, again) == "same":
-            self.connection.evidence.remember_replaced(known)
-            raise self._changed(_difference(known, now))
-        self.connection.evidence.mark_etag_unreliable(now)
+            if answer is None:
+                return None, self._response
+            if (info := await self._accepted(answer.info)) is not None:
+                return answer._replace(info=info), self._response
 
     async def _current(self) -> ObjectInfo:
         """Return the object from a lookup; raise ObjectChanged if it is not the pinned version."""
         self._response.close()
-        known = self.pinned
-        while True:
-            now = await self.connection.head_by_get(self.path, pinned=known)
-            if known is None:
-                return now
-            if self._is_same(known, now):
-                return _of_version(known, now)
-            await self._check_evidence(known, now)
+        info = None
+        while info is None:
+            info = await self._accepted(await self.connection.head_by_get(self.path, pinned=self.pinned))
+        return info
 
+    async def _accepted(self, now: ObjectInfo) -> ObjectInfo | None:
+        """Return the pinned version if an answer is of it; raise ObjectChanged if it is of another one.
 
-def _of_version(known: ObjectInfo, now: ObjectInfo) -> ObjectInfo:
-    """Return the version `known`, with the size that is stated now if it had none."""
-    return known if known.size is not None else replace(known, size=now.size)
+        If only the evidence differs, it is asked for again: if it stays, the object was replaced; if not, it proves
+        nothing, and this returns None: the request has to be sent again.
+        """
+        if (known := self.pinned) is None:
+            return now
+        comparison, evidence = compared(known, now), self.connection.evidence
+        is_other = comparison == "other"
+        if comparison == "other evidence":
+            self._response.close()  # a lookup needs the slot
+            again = await self.connection.head_by_get(self.path, pinned=known)
+            is_other = again.fingerprint is not None and compared(now, again) == "same"
+            if is_other:
+                evidence.keep(known.path, known)
+        if is_other:
+            raise self._changed(_difference(known, now))
+        if comparison != "same":
+            evidence.mark_etag_unreliable(now)
+        if comparison == "other evidence":
+            return None
+        # With the size that is stated now, if it had none.
+        return known if known.size is not None else replace(known, size=now.size)
 
 
 def _difference(known: ObjectInfo, now: ObjectInfo) -> str:

@@ -34,7 +34,7 @@ from cachedfs.origins.http_origin import MOST_REDIRECTS, HTTPOrigin
 from cachedfs.origins.http_read import HTTPConnection
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.inner_filesystem import AsyncOnce
-from cachedfs.origins.origin_errors import Errors, mapped, refusal, retryable
+from cachedfs.origins.origin_errors import ErrorRow, mapped, refusal, retryable
 from cachedfs.origins.request_slots import OpenRequest
 from cachedfs.origins.retry import foreign
 
@@ -49,16 +49,20 @@ _REPOSITORY = re.compile(
 _RESET_S = re.compile(r"\bt=(\d+)")  # in the header RateLimit: seconds until requests are accepted again
 _HIDDEN = (
     "no such repository, or this account may not read it; check the name, and sign in with `hf auth login`, or pass "
-    'hf={"token": ...}'
+    'hf={{"token": ...}}'
 )
-_ERRORS: Errors = {
-    "EntryNotFound": (ObjectNotFound, "the repository has no file or folder of this name"),
-    "RevisionNotFound": (ObjectNotFound, "the repository has no such branch, tag or commit"),
-    "RepoNotFound": (ObjectNotFound, _HIDDEN),
-    401: (AccessDenied, _HIDDEN),
-    403: (AccessDenied, "access denied; accept the conditions on the page of a gated repository, with the account of the token"),
-    None: (CachedFSError, "the Hub gave an unexpected answer"),
-}  # fmt: skip
+# The Hub also answers 401 for a repository that does not exist: whether it does is not known then.
+_ERRORS = (
+    ErrorRow(404, "EntryNotFound", ObjectNotFound, "the repository has no file or folder of this name"),
+    ErrorRow(404, "RevisionNotFound", ObjectNotFound, "the repository has no such branch, tag or commit"),
+    ErrorRow(404, "RepoNotFound", ObjectNotFound, _HIDDEN),
+    ErrorRow(401, "", AccessDenied, _HIDDEN),
+    ErrorRow(
+        403, "", AccessDenied,
+        "access denied; accept the conditions on the page of a gated repository, with the account of the token",
+    ),
+    ErrorRow(None, "", CachedFSError, "the Hub gave an unexpected answer"),
+)  # fmt: skip
 
 
 class HubPath(NamedTuple):
@@ -249,7 +253,6 @@ def failure(request: HTTPRequest, status: int, headers: Mapping[str, str], body:
         headers = {"retry-after": reset[1]}
     if (failed := retryable(status, (), said, headers)) is not None:
         return failed
-    if status == 404 and reason not in _ERRORS:
+    if status == 404 and reason not in {row.reason for row in _ERRORS if row.reason}:
         return foreign(f"the answer {said} does not look like one of the Hub")
-    # The Hub also answers 401 for a repository that does not exist: whether it does is not known then.
-    return refusal(request, status, said, _ERRORS, reason if status == 404 else "")
+    return refusal(request, status, said, _ERRORS, reasons={reason})

@@ -28,11 +28,12 @@ _S3_CONNECTIONS = 128  # most requests in flight; botocore's own limit is 10
 class AsyncOnce(Generic[T]):
     """A value created at the first `get`, once for all waiting callers.
 
-    A failure is raised in all waiting callers, and the next `get` tries again.
+    A failure is raised in all waiting callers, and the next `get` tries again. Without `keeps`, so it does after a
+    success: callers only share what is running.
     """
 
-    def __init__(self, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, T]], *, keeps: bool = True) -> None:
+        self._make, self._keeps = make, keeps
         self._task: asyncio.Task[T] | None = None
         self.value: T | None = None  # once it is created
 
@@ -47,7 +48,13 @@ class AsyncOnce(Generic[T]):
         # The exception has the frames of all waiting callers. Without them, asyncio would log it if it were not read.
         has_failed = _has_failed(task)
         if self._task is task:
-            self.value, self._task = (None, None) if has_failed else (task.result(), task)
+            is_kept = self._keeps and not has_failed
+            self.value, self._task = (task.result(), task) if is_kept else (None, None)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if there is no value, and nobody creates one."""
+        return self._task is None
 
     def take(self) -> T | None:
         """Return the value if it exists, and remove it: the next `get` creates another."""

@@ -5,20 +5,21 @@ One request reads bytes and metadata of one version. With `If-Match`, a replaced
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import hashlib
 import os
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 from urllib.parse import urlsplit
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
-from cachedfs.errors import ObjectChanged, ObjectNotFound, OriginUnavailable
-from cachedfs.origins.base import Reply, SimpleOrigin, clipped, describe, range_header
+from cachedfs.errors import ObjectNotFound, OriginUnavailable
+from cachedfs.origins.base import Origin, Read, Reply, clipped, opened, range_header
 from cachedfs.origins.evidence import fingerprint, is_same_evidence
-from cachedfs.origins.origin_errors import mapped, replaced
+from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.request_slots import OpenRequest, RequestSlots, is_speculative
 
 _PIECE = 256 << 10  # least bytes that obstore hands over at a time
@@ -104,8 +105,8 @@ def root_of_store(store: Any) -> str:
     return f"{bucket}/{str(getattr(store, 'prefix', None) or '').strip('/')}".strip("/")
 
 
-class ObstoreOrigin(SimpleOrigin):
-    """An origin over an obstore store; `cachedfs.origins.base.Origin` describes its methods."""
+class ObstoreOrigin(Origin):
+    """An origin over an obstore store."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class ObstoreOrigin(SimpleOrigin):
         on_request: Callable[[], None],
         concurrency: int = 16,
     ) -> None:
-        super().__init__(identity, on_request, RequestSlots(concurrency))
+        self.identity, self.on_request, self._slots = identity, on_request, RequestSlots(concurrency)
         self.store = options["store"]
         self._root = root_of_store(self.store)
         self._can_list = _kind(self.store) != "HTTPStore"
@@ -146,9 +147,9 @@ class ObstoreOrigin(SimpleOrigin):
         # A server that states no time.
         if "last_modified" in details and not details["last_modified"].timestamp():
             del details["last_modified"]
-        # A weak ETag stays the same when bytes change. That of a local file is its inode, time and size.
-        known_by = "ino" if self._is_local else "e_tag"
-        evidence = {**details, "size": meta["size"], "e_tag": None, known_by: _strong_etag(details)}
+        evidence = {**details, "size": meta["size"]}
+        if self._is_local:  # its ETag is its inode, time and size
+            evidence["ino"] = evidence.pop("e_tag", None)
         version = fingerprint(evidence, now_s)
         return ObjectInfo(self._path(meta["path"]), "file", meta["size"], version, details=details)
 
@@ -164,10 +165,11 @@ class ObstoreOrigin(SimpleOrigin):
         self.on_request()
 
     async def _ask(self, method: str, path: str, *args: Any) -> Any:
-        """Call a coroutine of the store as one request; the caller has a slot."""
+        """Return the result of an async method of the store, as one request; the caller has a slot."""
         self._count(path)
         with OpenRequest(method, self.url(path), is_speculative=is_speculative()):
-            return await getattr(self.store, method)(*args)
+            answer = getattr(self.store, method)(*args)
+            return await (answer.collect_async() if method == "list_async" else answer)
 
     async def _head(self, path: str) -> ObjectInfo:
         now_s = time.time()
@@ -190,108 +192,12 @@ class ObstoreOrigin(SimpleOrigin):
                 raise FileNotFoundError(path)
         return ObjectInfo(path, "directory")
 
-    @contextlib.asynccontextmanager
-    async def read(
+    def read(
         self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
-    ) -> AsyncIterator[Reply]:
+    ) -> AbstractAsyncContextManager[Reply]:
         """Request bytes; entering returns when the headers have arrived. The body keeps its slot."""
         path = path.strip("/")
-        url, doing = self.url(path), describe(want)
-        is_ahead = await self._slots.acquire()
-        with OpenRequest("get_async", url, range_header(want) or "", self._slots, is_ahead) as request:
-            with mapped(url, doing, is_read=True):
-                info, span, answer = await self._begin(path, want, pinned)
-            request.answered("ok")
-            async with contextlib.aclosing(self._body(info, span, answer, request, doing)) as body:
-                yield Reply(info, span.start, span.stop, body)
-
-    async def _begin(
-        self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
-    ) -> tuple[ObjectInfo, Range, Any]:
-        """Send the request; return the version, the range, and obstore's answer, if it has a body.
-
-        Raises ObjectChanged if the answer is of another version than `pinned`.
-        """
-        options: dict[str, Any] = {}
-        if isinstance(want, Range):
-            options["range"] = (want.start, want.stop)
-        elif isinstance(want, Suffix):
-            options["range"] = {"suffix": want.size}
-        if pinned is not None and (e_tag := _strong_etag(pinned.details)):
-            options["if_match"] = e_tag
-        try:
-            if isinstance(want, Range) and not want.size:
-                return await self._without_body(path, want, pinned)
-            self._count(path)
-            now_s = time.time()
-            answer = await self.store.get_async(self._key(path), options=options)
-        except FileNotFoundError as error:
-            if pinned is None:
-                raise
-            raise self._changed(path, want, "it is gone") from error
-        except Exception as error:  # obstore's errors have no common class but this
-            if type(error).__name__ == "PreconditionError":
-                raise self._changed(path, want, "it was replaced") from error
-            # The range begins after the end; or Azure, which has no ranges that count from the end.
-            if want is None or "range" not in str(error).lower():
-                raise
-            return await self._without_body(path, want, pinned)
-        info = self._described(answer.meta, now_s)
-        self._must_be(pinned, info, want)
-        return info, Range(*answer.range), answer
-
-    async def _without_body(
-        self, path: str, want: Range | Suffix, pinned: ObjectInfo | None
-    ) -> tuple[ObjectInfo, Range, Any]:
-        """Return an empty range, after a lookup; or read a suffix as a range."""
-        try:
-            info = await self._head(path)
-        except FileNotFoundError as error:
-            if pinned is None:
-                raise
-            raise self._changed(path, want, "it is gone") from error
-        self._must_be(pinned, info, want)
-        assert info.size is not None
-        span = clipped(want, info.size)
-        if not span.size:
-            return info, span, None
-        if isinstance(want, Suffix):
-            return await self._begin(path, span, info)
-        raise OriginUnavailable(f"{self.url(path)}: the origin rejected the range ({describe(want)})")
-
-    async def _body(
-        self, info: ObjectInfo, span: Range, answer: Any, request: OpenRequest, doing: str
-    ) -> AsyncGenerator[bytes, None]:
-        path, position = info.path, span.start
-        if answer is None:
-            return
-        with mapped(self.url(path), doing, is_read=True):
-            async for piece in answer.stream(min_chunk_size=_PIECE):
-                if not (data := bytes(piece)):
-                    continue
-                position += len(data)
-                request.size += len(data)
-                if position > span.stop:
-                    break
-                if self._is_local:
-                    try:
-                        self._must_be(info, await self._head(path), None)
-                    except FileNotFoundError as error:
-                        raise self._changed(path, None, "it is gone") from error
-                yield data
-            if position != span.stop:
-                raise OriginUnavailable(
-                    f"{self.url(path)}: the body has another length than announced ({doing}); read it again"
-                )
-
-    def _must_be(self, pinned: ObjectInfo | None, info: ObjectInfo, want: Range | Suffix | None) -> None:
-        if pinned is None:
-            return
-        if info.size != pinned.size or not is_same_evidence(info.fingerprint, pinned.fingerprint):
-            raise self._changed(info.path, want, f"it was {pinned.fingerprint}, and is {info.fingerprint}")
-
-    def _changed(self, path: str, want: Range | Suffix | None, how: str) -> ObjectChanged:
-        return replaced(self.url(path), describe(want), how)
+        return opened(_Read(self.url(path), path, want, pinned, origin=self))
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
@@ -302,12 +208,7 @@ class ObstoreOrigin(SimpleOrigin):
         with mapped(self.url(folder), "listing it", is_read=True):
             async with self._slots.slot():
                 if deep:
-                    self._count(folder)
-                    objects, folders = [], []
-                    request = OpenRequest("list_async", self.url(folder), is_speculative=is_speculative())
-                    with request:
-                        async for chunk in self.store.list_async(key):
-                            objects += chunk
+                    objects, folders = await self._ask("list_async", folder, key), []
                 else:
                     found = await self._ask("list_with_delimiter_async", folder, key)
                     objects, folders = found["objects"], found["common_prefixes"]
@@ -333,7 +234,93 @@ class ObstoreOrigin(SimpleOrigin):
         """Do nothing: the store belongs to the caller."""
 
 
-def _strong_etag(details: Mapping[str, Any]) -> str | None:
-    """Return the ETag if it differs with every change of the bytes."""
-    e_tag = details.get("e_tag")
-    return e_tag if isinstance(e_tag, str) and not e_tag.startswith("W/") else None
+@dataclasses.dataclass(eq=False, kw_only=True)
+class _Read(Read):
+    """A read of one version."""
+
+    origin: ObstoreOrigin
+
+    async def run(self) -> AsyncGenerator[bytes, None]:
+        """Yield b"" when the headers have arrived, then the bytes."""
+        slots, range_ = self.origin._slots, range_header(self.want) or ""
+        request = OpenRequest("get_async", self.url, range_, slots, await slots.acquire())
+        with request, mapped(self.url, self.doing, is_read=True):
+            answer = await self._send()
+            request.answered("ok")
+            yield b""
+            if answer is None:
+                return
+            position = self.start
+            async for piece in answer.stream(min_chunk_size=_PIECE):
+                if not (data := bytes(piece)):
+                    continue
+                position += len(data)
+                request.size += len(data)
+                if position > self.stop:
+                    break
+                if self.origin._is_local:
+                    await self._look_up()
+                yield data
+            if position != self.stop:
+                raise OriginUnavailable(
+                    f"{self.url}: the body has another length than announced ({self.doing}); read it again"
+                )
+
+    async def _send(self) -> Any:
+        """Send the request, and set the version and the range; return obstore's answer, if it has a body."""
+        origin, want, options = self.origin, self.want, dict[str, Any]()
+        if isinstance(want, Range):
+            if not want.size:
+                return await self._without_body(want)
+            options["range"] = (want.start, want.stop)
+        elif isinstance(want, Suffix):
+            options["range"] = {"suffix": want.size}
+        e_tag = str(self.pinned.details.get("e_tag", "W/")) if self.pinned else "W/"
+        if not e_tag.startswith("W/"):  # a weak one stays the same when bytes change
+            options["if_match"] = e_tag
+        origin._count(self.path)
+        now_s = time.time()
+        try:
+            answer = await origin.store.get_async(origin._key(self.path), options=options)
+        except FileNotFoundError as error:
+            if self.pinned is None:
+                raise
+            raise self._changed("it is gone") from error
+        except Exception as error:  # obstore's errors have no common class but this
+            if type(error).__name__ == "PreconditionError":
+                raise self._changed("it was replaced") from error
+            # The range begins after the end; or Azure, which has no ranges that count from the end.
+            if want is None or "range" not in str(error).lower():
+                raise
+            return await self._without_body(want)
+        self._pin(origin._described(answer.meta, now_s))
+        self.start, self.stop = answer.range
+        return answer
+
+    async def _without_body(self, want: Range | Suffix) -> Any:
+        """Read nothing, after a lookup; or read a suffix as a range."""
+        info = await self._look_up()
+        assert info.size is not None
+        span = clipped(want, info.size)
+        if span.size and isinstance(want, Range):
+            raise OriginUnavailable(f"{self.url}: the origin rejected the range ({self.doing})")
+        self.want, self.start, self.stop = span, span.start, span.stop
+        return await self._send() if span.size else None
+
+    async def _look_up(self) -> ObjectInfo:
+        """Return the object as it is now; raise ObjectChanged if it is not the pinned version."""
+        try:
+            info = await self.origin._head(self.path)
+        except FileNotFoundError as error:
+            if self.pinned is None:
+                raise
+            raise self._changed("it is gone") from error
+        return self._pin(info)
+
+    def _pin(self, info: ObjectInfo) -> ObjectInfo:
+        """Read this version from now on; raise ObjectChanged if another one is pinned."""
+        self.info, pinned = info, self.pinned or info
+        if info.size != pinned.size or not is_same_evidence(info.fingerprint, pinned.fingerprint):
+            raise self._changed(f"it was {pinned.fingerprint}, and is {info.fingerprint}")
+        self.pinned = pinned
+        return info

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import socket
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from cachedfs.common.logging import has_secrets, without_secrets
 from cachedfs.errors import (
@@ -38,24 +39,40 @@ WRONG_CLOCK = "the clock of this machine is wrong: set it (on Linux: `timedatect
 _IMPOSSIBLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
-Errors = Mapping[int | str | None, tuple[type[CachedFSError], str]]
-"""What the statuses and reasons of a service mean that no retry changes: an error, and what it says. None: all others."""
+class ErrorRow(NamedTuple):
+    """A row of a service's table: the error for an answer that no retry changes, and that matches all other fields."""
+
+    status: int | None  # None: any
+    reason: str  # "": any
+    kind: type[CachedFSError]
+    why: str
+    then: str = ""  # follows the answer of the service
+    text: str = ""  # a pattern
+    when: Callable[[HTTPRequest], bool] | None = None
+
+    def means(self, request: HTTPRequest, status: int, text: str, reasons: Collection[str]) -> bool:
+        is_such = self.status in (None, status) and (not self.reason or self.reason in reasons)
+        return is_such and bool(re.search(self.text, text)) and (self.when is None or self.when(request))
 
 
-def refusal(request: HTTPRequest, status: int, said: str, errors: Errors, reason: str = "") -> CachedFSError:
-    """Return the error for a reason, or else for a status.
+def refusal(
+    request: HTTPRequest,
+    status: int,
+    said: str,
+    table: Sequence[ErrorRow],
+    text: str = "",
+    reasons: Collection[str] = (),
+    **names: str,
+) -> CachedFSError:
+    """Return the error of the first row that fits; its texts are formatted with `names`.
 
     A pinned object that is missing was removed: it was there when its version was looked up.
     """
-    kind, why = errors.get(reason) or errors.get(status) or errors[None]
+    row = next(row for row in table if row.means(request, status, text, reasons))
+    kind, why, then = row.kind, row.why.format(**names), row.then.format(**names)
     if kind is ObjectNotFound and request.is_pinned:
         kind, why = ObjectChanged, "the object was removed while it was read; open it again"
-    return kind(f"{request.subject}: {why} ({request.purpose}: {said})")
-
-
-def replaced(url: str, doing: str, how: str) -> ObjectChanged:
-    """Return the error for an object that is another version than the one being read."""
-    return ObjectChanged(f"{url}: the object was replaced while it was read ({doing}: {how}); open it again")
+    return kind(f"{request.subject}: {why} ({request.purpose}: {said}){then}")
 
 
 def retryable(
@@ -96,13 +113,10 @@ def token_server_away(error: Exception) -> Exception | None:
     from google.auth.exceptions import TransportError
 
     failure = next((each for each in (error, error.__cause__) if isinstance(each, TransportError)), None)
-    return None if failure is None or _is_answered(failure) else failure
-
-
-def _is_answered(error: Exception) -> bool:
-    """Return whether a metadata server answered that it has no credentials for this account."""
-    status = getattr(error.args[1] if len(error.args) > 1 else None, "status", None)
-    return isinstance(status, int) and 400 <= status < 500 and status not in (408, 429)
+    # A metadata server may also answer that it has no credentials for this account.
+    status = getattr(failure.args[1] if failure and len(failure.args) > 1 else None, "status", None)
+    is_answer = isinstance(status, int) and 400 <= status < 500 and status not in (408, 429)
+    return None if is_answer else failure
 
 
 def object_of(text: bytes) -> dict[str, Any]:
@@ -305,7 +319,8 @@ def _kind_of(error: Exception) -> type[CachedFSError] | None:
     for types, kind in _BY_TYPE:
         if isinstance(error, types):
             return kind
-    if _is_no_http(error):
+    # The answer was not HTTP: aiohttp raises that with a status 400 that no service sent.
+    if any(base.__name__ == "HttpProcessingError" for base in type(error.__cause__).__mro__):
         return OriginUnavailable
     status = _status_of(error)
     if status is None and isinstance(error.__cause__, Exception):  # s3fs raises an OSError for any status
@@ -322,14 +337,6 @@ def _kind_of(error: Exception) -> type[CachedFSError] | None:
         return None
     # gcsfs raises a 403 as an OSError with this text.
     return AccessDenied if str(error).startswith("Forbidden") else CachedFSError
-
-
-def _is_no_http(error: Exception) -> bool:
-    """Return whether the answer was not HTTP.
-
-    aiohttp raises that with a status 400 that no service sent.
-    """
-    return any(base.__name__ == "HttpProcessingError" for base in type(error.__cause__).__mro__)
 
 
 def _status_of(error: Exception) -> int | None:

@@ -54,5 +54,10 @@ def configure(session: requests.Session, url: str) -> None:
     """Make a session of `requests` use the proxy and the authorities that all other requests to `url` use."""
     session.trust_env = False
     session.proxies = {scheme: proxy_of(url) or "" for scheme in ("http", "https")}
+    session.verify = authorities()
+
+
+def authorities() -> str | bool:
+    """Return the file in SSL_CERT_FILE, as `requests` takes it: by itself, it looks only at a variable of its own."""
     bundle = os.environ.get("SSL_CERT_FILE", "")
-    session.verify = bundle if os.path.isfile(bundle) else True
+    return bundle if os.path.isfile(bundle) else True

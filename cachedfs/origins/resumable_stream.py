@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from abc import ABC, abstractmethod
+import functools
+from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from cachedfs.common.checksums import HASHERS, StatedChecksum, stated_of
 from cachedfs.common.types import ObjectInfo, Range, Suffix
-from cachedfs.errors import ChecksumMismatch, ObjectChanged
-from cachedfs.origins.base import clipped, describe, number
-from cachedfs.origins.origin_errors import raise_mapped, replaced
+from cachedfs.errors import ChecksumMismatch
+from cachedfs.origins.base import Read, clipped, number
+from cachedfs.origins.origin_errors import raise_mapped
 from cachedfs.origins.request_slots import OpenRequest
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
 
@@ -39,31 +40,21 @@ def check_length(response: HTTPResponse, expected: int) -> None:
 
 
 @dataclasses.dataclass(eq=False)
-class ResumableRead(ABC):
-    """A read of one version, as `cachedfs.origins.base.Reply` describes it.
+class ResumableRead(Read):
+    """A read over HTTP.
 
     A subclass sends one attempt in `_open`. It sets what the body has, and once the version, the range and the proof.
-    `opened` runs it.
     """
 
-    url: str
-    path: str
-    want: Range | Suffix | None  # the bytes to read; after the first answer those that are left
-    pinned: ObjectInfo | None  # the version to read; after the first answer the one that it is of
+    _: dataclasses.KW_ONLY
     policy: RetryPolicy
-
-    info: ObjectInfo = dataclasses.field(init=False)
-    start: int = 0
-    stop: int = 0
-    is_checked_at_end: bool = False
 
     _is_open: bool = False  # the headers of an attempt were accepted
     _at: int = 0  # offset of the next byte to receive
     _response: Any = _NOT_SENT  # the `HTTPResponse` of the running attempt
     _offset: int = 0  # offset of its next byte; before `_at` if the server ignored the range
     _body_stop: int = 0  # offset of its end
-    _tries: RetryAttempts | None = None
-    _doing: str = ""  # "": reading `want`
+    _began: float = 0.0  # time of the policy's clock
     # Received bytes are held until they are proven.
     _held: deque[bytes] = dataclasses.field(default_factory=deque)
     _stated: StatedChecksum | None = None  # what the bytes of a whole object have to have
@@ -79,17 +70,12 @@ class ResumableRead(ABC):
         `_at` and the proof: `_stated` with `_holds`, or `_look`.
         """
 
-    async def _explain(self, failed: RetryableError) -> None:  # noqa: B027  # most have nothing to add
+    async def _explain(self, failed: RetryableError) -> None:  # most have nothing to add
         """Raise the error that explains a failed attempt; return if another attempt may succeed."""
-
-    @property
-    def doing(self) -> str:
-        """The purpose of the read, as errors name it."""
-        return self._doing or describe(self.want)
 
     async def run(self) -> AsyncGenerator[bytes, None]:
         """Yield b"" when the headers have arrived, then the bytes. Retry and resume broken attempts."""
-        began, held = self.policy.clock(), self._held
+        self._began, held = self.policy.clock(), self._held
         while not self._is_open or self._at < self.stop:
             try:
                 await self._open()
@@ -120,7 +106,7 @@ class ResumableRead(ABC):
                         if piece := held.popleft():
                             yield piece
             except RetryableError as failed:
-                await self._retry(failed, began)
+                await self._retry(failed)
             except Exception as error:  # `raise_mapped` raises one that it does not know as it is
                 raise_mapped(error, self.url, self.doing)
             finally:
@@ -166,11 +152,11 @@ class ResumableRead(ABC):
         self._look = None
         return True
 
-    def _changed(self, how: str) -> ObjectChanged:
-        """Return the error for an answer of another version."""
-        return replaced(self.url, self.doing, how)
+    @functools.cached_property
+    def _tries(self) -> RetryAttempts:
+        return RetryAttempts(self.policy, self._began)
 
-    async def _retry(self, failed: RetryableError, began: float) -> None:
+    async def _retry(self, failed: RetryableError) -> None:
         """End a failed attempt, and wait before the next one."""
         self._response.close()  # the slot is free while it waits
         if self._look is not None:
@@ -178,7 +164,6 @@ class ResumableRead(ABC):
         if self._is_open:
             self.want, self.pinned = Range(self._at, self.stop), self.info
         await self._explain(failed)
-        self._tries = self._tries or RetryAttempts(self.policy, began)
         await self._tries.pause(failed, self.url, self.doing)
 
     async def _cancel_look(self, look: asyncio.Task[None]) -> None:

@@ -41,10 +41,6 @@ class RetryPolicy:
     clock: Callable[[], float] = time.monotonic
     rng: random.Random = dataclasses.field(default_factory=random.Random)
 
-    def first_byte_s(self, first_s: float, n_failed: int) -> float:
-        """Return the timeout of an attempt after `n_failed` others, if that of the first one was `first_s`."""
-        return min(self.stall_s, first_s * float(2**n_failed))
-
 
 @dataclasses.dataclass(eq=False)
 class RetryableError(Exception):
@@ -168,10 +164,9 @@ class RetryAttempts:
             return None
         return wait_s
 
-    @property
-    def media_s(self) -> float:
-        """Seconds that the next attempt waits for the first byte of media."""
-        return self._policy.first_byte_s(self._policy.media_s, self.n_failed)
+    def first_byte_s(self, first_s: float) -> float:
+        """Return the timeout of the next attempt, if that of the first one was `first_s`."""
+        return min(self._policy.stall_s, first_s * float(2**self.n_failed))
 
     def summary(self) -> str:
         """Return how many attempts there were and how long they took, as text."""

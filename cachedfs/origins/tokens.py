@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -15,7 +14,9 @@ from typing import Any
 from cachedfs.common.logging import without_secrets
 from cachedfs.errors import OriginUnreachable
 from cachedfs.origins.base import has_stale_answer
+from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.origin_errors import token_server_away
+from cachedfs.origins.proxy import authorities
 from cachedfs.origins.retry import RetryableError, RetryPolicy, time_limit, untrusted
 
 _EXPIRES_SOON_S = 300  # as in gcsfs: a token that lasts less is renewed before it is used
@@ -32,19 +33,20 @@ def finding_credentials(subject: str, policy: RetryPolicy) -> AbstractAsyncConte
     return time_limit(policy.reach_stale_s if has_stale_answer.get() else None, late)
 
 
-def left_s(token: str | None, expiry: datetime | None) -> float:
+def _left_s(credentials: Any) -> float:
     """Return for how many seconds a token can be used: infinite if unknown, -1 without a token."""
-    if token is None:
+    if credentials.token is None:
         return -1.0
+    expiry: datetime | None = credentials.expiry
     if expiry is None:
         return math.inf
     # The libraries store UTC without a time zone.
     return ((expiry if expiry.tzinfo else expiry.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
 
 
-def is_expired(lasts_s: float) -> bool:
-    """Return whether a token with so many seconds left can no longer be used."""
-    return lasts_s <= _EXPIRED_S
+def is_expired(credentials: Any) -> bool:
+    """Return whether there is no token, or none that can still be used."""
+    return _left_s(credentials) <= _EXPIRED_S
 
 
 class TokenSource:
@@ -57,19 +59,19 @@ class TokenSource:
         self, credentials: Callable[[], Any], refresh: Callable[[], object], policy: RetryPolicy
     ) -> None:
         """`credentials` returns the credentials, None for anonymous access; `refresh` renews their token."""
-        self._credentials, self._refresh, self._policy = credentials, refresh, policy
+        self._credentials, self._policy = credentials, policy
         self.without_token: dict[str, str] = {}  # the headers to send without credentials
-        self._renewal: asyncio.Future[object] | None = None
+        self._renewal = AsyncOnce(lambda: asyncio.to_thread(refresh), keeps=False)
         self._early_at = -math.inf  # when a token may be renewed early again
 
     async def headers(self) -> dict[str, str]:
         """Return the headers to send; renew a token that is about to expire."""
         if (held := self._credentials()) is None:
             return self.without_token
-        lasts_s = left_s(held.token, held.expiry)  # google-auth's own `valid` ends minutes earlier
-        if is_expired(lasts_s):
+        lasts_s = _left_s(held)  # google-auth's own `valid` ends minutes earlier
+        if lasts_s <= _EXPIRED_S:
             await self.renew(self.current())
-        elif lasts_s <= _EXPIRES_SOON_S and self._renewal is None and time.monotonic() >= self._early_at:
+        elif lasts_s <= _EXPIRES_SOON_S and self._renewal.is_idle and time.monotonic() >= self._early_at:
             try:
                 await self.renew(self.current())
             except Exception:  # of any kind: the token still works for some minutes
@@ -87,22 +89,11 @@ class TokenSource:
         if self._credentials() is None:
             return False
         if self.current() == refused:
-            if self._renewal is None:
-                self._renewal = asyncio.ensure_future(asyncio.to_thread(self._refresh))
-                self._renewal.add_done_callback(self._end_renewal)
             within_s = self._policy.reach_stale_s if has_stale_answer.get() else self._policy.reach_s
             late = RetryableError(f"no token came within {within_s:g} s", is_unreachable=True)
             async with time_limit(within_s, late):
-                # No variable holds the future: its error would hold this frame, and so itself.
-                await asyncio.shield(self._renewal)
+                await self._renewal.get()
         return self.current() != refused
-
-    def _end_renewal(self, done: asyncio.Future[object]) -> None:
-        """Remove a renewal: its error has the frames of all that waited for it."""
-        if not done.cancelled():
-            done.exception()  # retrieved: otherwise asyncio logs it when all waiting requests are gone
-        if self._renewal is done:
-            self._renewal = None
 
     def current(self) -> dict[str, str]:
         """Return the headers of the present token; without credentials those that take its place."""
@@ -123,14 +114,12 @@ def refresh(credentials: Any, policy: RetryPolicy) -> None:
     from google.auth.exceptions import RefreshError, TransportError
     from google.auth.transport.requests import Request
 
-    # As for all other requests; `requests` itself looks only at a variable of its own.
-    bundle = os.environ.get("SSL_CERT_FILE", "")
-    tls: dict[str, Any] = {"verify": bundle} if os.path.isfile(bundle) else {}
+    timeout = policy.connect_s, policy.stall_s
     with requests.Session() as session:
         try:
             # google-auth's own timeout is two minutes. On some of Google's machines it mounts the certificates of the
             # metadata server on `request.session`.
-            request: Any = partial(Request(session), timeout=(policy.connect_s, policy.stall_s), **tls)
+            request: Any = partial(Request(session), timeout=timeout, verify=authorities())
             request.session = session
             credentials.refresh(request)
         except (TransportError, RefreshError) as error:

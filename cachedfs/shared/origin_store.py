@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from cachedfs.cache.disk import Buffer
 from cachedfs.common.types import ANY_VERSION, ObjectInfo, Range, modified_of
 from cachedfs.errors import NoSuchBucket, ObjectNotFound
-from cachedfs.origins.base import LooksUpPaths, Origin, Uploader
+from cachedfs.origins.base import Origin, Uploader
 from cachedfs.shared.metadata_rows import DamagedFile
 from cachedfs.shared.piece import is_gathered, range_in_name
 from cachedfs.shared.shared_store import BASE, KeptFile, StoredFile
@@ -81,7 +81,7 @@ class OriginStore:
 
     async def _list(self, folder: str, *, deep: bool) -> list[ObjectInfo]:
         origin, found = self._origin(), list[ObjectInfo]()
-        if self._here is None and isinstance(origin, LooksUpPaths):
+        if self._here is None:
             above = await self._timely(origin.lookup_path(folder))
             self._here = above[-1] if above and above[-1].path == folder else None
         infos = aiter(origin.list(folder, self._here, deep=deep))

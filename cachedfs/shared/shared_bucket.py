@@ -13,7 +13,7 @@ from typing import Any
 from cachedfs.common.event_loop import EventLoopThread
 from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import strip
-from cachedfs.origins.base import Origin, TellsTime
+from cachedfs.origins.base import Origin
 from cachedfs.origins.registry import open_origin
 from cachedfs.shared.origin_store import OriginStore, time_of
 from cachedfs.shared.piece import LARGE
@@ -85,8 +85,7 @@ class SharedBucket(OriginStore, SharedPlace):
 
         It is in the answers of some origins. At others, it is that of a file that is written now.
         """
-        origin = self._opened()
-        if isinstance(origin, TellsTime) and (told := origin.server_time()) is not None:
+        if (told := self._opened().server_time()) is not None:
             return told
         at, asked_at = self._clock
         if not at or time.monotonic() - asked_at > CLOCK_S:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cachedfs.origins.base import HasStorageQuota
 from cachedfs.shared.shared_bucket import SharedBucket
 
 QUOTA_SHARE = 10  # at least 1 / QUOTA_SHARE of the account's storage stays free
@@ -35,7 +34,6 @@ class SharedDrive(SharedBucket):
     def check_room(self) -> None:
         if time.monotonic() - self._asked_at >= _ASK_S:
             self._asked_at, origin = time.monotonic(), self._opened()
-            assert isinstance(origin, HasStorageQuota)
             quota = self._io.run(self._timely(origin.storage_quota(self._base)))
             self._is_short = quota is not None and quota[1] * QUOTA_SHARE < quota[0]
         if self._is_short:

@@ -83,10 +83,10 @@ def test_the_two_seconds_begin_when_the_service_becomes_unreachable(clock):
 
 
 def test_timeouts_double_at_each_retry_which_follows_at_once(clock):
-    late, attempts = RetryableError("no answer came", is_late=True), tries(clock, media_s=2.0, stall_s=30.0)
+    late, attempts = RetryableError("no answer came", is_late=True), tries(clock, stall_s=30.0)
     timeouts = []
     while True:
-        timeouts.append(attempts.media_s)
+        timeouts.append(attempts.first_byte_s(2.0))
         if (wait_s := attempts.next_wait_s(late)) is None:
             break
         assert wait_s == 0

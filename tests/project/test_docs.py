@@ -55,7 +55,7 @@ from cachedfs.mount.temporary_files import temporary_folder
 from cachedfs.origins.drive import accounts, quota
 from cachedfs.origins.drive.credentials import SIGN_IN
 from cachedfs.origins.drive.options import DriveOptions
-from cachedfs.origins.drive.quota import RateLimit
+from cachedfs.origins.drive.rates import RateLimit
 from cachedfs.origins.upload import UploadContent
 from cachedfs.sim import PROFILES, DriveServer, Fault, GCSServer, SimServer
 from cachedfs.sim.messages import Refusal

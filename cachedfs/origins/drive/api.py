@@ -30,6 +30,8 @@ _FIELDS = (
     "id,name,mimeType,size,md5Checksum,headRevisionId,createdTime,modifiedTime,driveId,resourceKey,"
     "parents,trashed,capabilities(canDownload,canReadRevisions,canListChildren),shortcutDetails"
 )
+# What `info` shows as it is.
+_DETAILS = ("id", "mimeType", "md5Checksum", "headRevisionId", "driveId", "resourceKey", PAGE_READ_AT)
 ITEM_FIELDS = f"kind,{_FIELDS}"
 LIST_FIELDS = f"kind,nextPageToken,incompleteSearch,files({_FIELDS})"
 ABOUT_FIELDS = "user(displayName,emailAddress,permissionId),storageQuota(limit,usage)"
@@ -168,19 +170,7 @@ def may_list(item: Mapping[str, Any]) -> bool:
 
 def item_info(item: Mapping[str, Any], path: str, *, via: Mapping[str, Any] | None = None) -> ObjectInfo:
     """Return the object or folder that an item describes; `via` is the shortcut that led to it."""
-    details: dict[str, Any] = {
-        name: item[name]
-        for name in (
-            "id",
-            "mimeType",
-            "md5Checksum",
-            "headRevisionId",
-            "driveId",
-            "resourceKey",
-            PAGE_READ_AT,
-        )
-        if item.get(name)
-    }
+    details: dict[str, Any] = {name: item[name] for name in _DETAILS if item.get(name)}
     for name, at in (("modified", "modifiedTime"), ("created", "createdTime")):
         if item.get(at):
             details[name] = datetime.fromisoformat(item[at])

@@ -34,7 +34,7 @@ from cachedfs.origins.drive.credentials import (
 from cachedfs.origins.drive.failures import token_remedy
 from cachedfs.origins.proxy import configure
 from cachedfs.origins.retry import RetryPolicy
-from cachedfs.origins.tokens import TokenSource, is_expired, left_s, message_of, refresh
+from cachedfs.origins.tokens import TokenSource, is_expired, message_of, refresh
 
 if TYPE_CHECKING:
     import requests
@@ -57,17 +57,8 @@ class DriveAuth(TokenSource):
     def use(self, signed_in: SignIn) -> None:
         """Sign in with other credentials from now on."""
         self.signed_in = signed_in
-        if self.has_api_key:  # which is sent in place of a token
+        if signed_in.kind == "api_key":  # which is sent in place of a token
             self.without_token = {"x-goog-api-key": signed_in.value}
-
-    @property
-    def has_api_key(self) -> bool:
-        return self.signed_in.kind == "api_key"
-
-    @property
-    def is_missing(self) -> bool:
-        """True if nobody has signed in."""
-        return self.signed_in.is_missing
 
     def scopes(self) -> list[str] | None:
         """Return the scopes of the tokens, as granted or else as requested; None if unknown."""
@@ -83,7 +74,7 @@ class DriveAuth(TokenSource):
         held = self.signed_in.credentials
         if not isinstance(held, google_users.Credentials) or held.refresh_token or held.refresh_handler:
             return await super().renew(refused)
-        if is_expired(left_s(held.token, held.expiry)):
+        if is_expired(held):
             raise SignInRefused(
                 f"Google Drive: the token has expired ({self.signed_in.name}): {self.signed_in.remedy}"
             )
@@ -118,7 +109,7 @@ def _load_token(path: str, held: Any) -> None:
             held._refresh_token = saved.refresh_token  # of a newer sign-in: the old one may be revoked
         is_later = held.expiry is None or saved.expiry > held.expiry
         is_same = saved.refresh_token == held.refresh_token  # or else somebody else signed in
-        if is_same and is_later and not is_expired(left_s(saved.token, saved.expiry)):
+        if is_same and is_later and not is_expired(saved):
             held.token, held.expiry = saved.token, saved.expiry
 
 
@@ -146,7 +137,7 @@ def about(signed_in: SignIn, endpoint_url: str, fields: str) -> requests.Respons
 
     policy, headers = RetryPolicy(), dict[str, str]()
     if (held := signed_in.credentials) is not None:
-        if is_expired(left_s(held.token, held.expiry)):
+        if is_expired(held):
             _refresh(signed_in, policy)
         held.apply(headers)
     with requests.Session() as session:

@@ -48,18 +48,18 @@ class DriveAccount(DriveConnection):
         find = partial(self.call, request, asked={} if id == api.ROOT else {"id": id})
         if not path.startswith("id:"):
             return await find()
-        auth = (await self.clients()).auth
+        await self.clients()
         if not self.is_public:
             try:
                 return await find()
             except failures.DriveAnonymous:
                 self.is_public = True
-        was_missing = auth.is_missing
+        was_missing = (await self.signed_in()).is_missing
         try:
             return await self.public.item(id, path, key, is_pinned=is_pinned)
         except AccessDenied:
             # Not public; but an account that signed in since may see it.
-            if not was_missing or await self.is_missing(auth):
+            if not was_missing or await self.is_missing():
                 raise
             return await find()
 
@@ -83,10 +83,9 @@ class DriveAccount(DriveConnection):
         Raises AccessDenied for a folder that the account may see and not open: Drive would answer that it is empty.
         """
         if not folder.details.get("canListChildren", True):
-            name = (await self.clients()).auth.signed_in.name
             raise AccessDenied(
                 f"{api.url_of(path)}: you may see the folder {api.url_of(folder.path)}, not open it ({doing}): its access is "
-                f"limited. Ask its owner to share this folder itself with the account that signs in ({name})"
+                f"limited. Ask its owner to share this folder itself with the account that signs in ({(await self.signed_in()).name})"
             )
         params = {"q": query, "pageSize": str(page), "fields": api.LIST_FIELDS, **api.EVERYWHERE}
         request = self.request(self.address("files"), path, doing, params=params, headers=key_of(folder))
@@ -265,7 +264,7 @@ class DriveAccount(DriveConnection):
         headers: Mapping[str, str] = {},
         **more: Any,
     ) -> HTTPRequest:
-        auth = (await self.clients()).auth
+        has_key = (await self.signed_in()).kind == "api_key"
         return self.request(
             url,
             path,
@@ -274,7 +273,7 @@ class DriveAccount(DriveConnection):
             kind="download",
             good=_MEDIA,
             is_pinned=True,
-            follows_redirects=not auth.has_api_key,  # which aiohttp would send along to another host
+            follows_redirects=not has_key,  # which aiohttp would send along to another host
             **more,
         )
 

@@ -73,19 +73,14 @@ class DriveConnection:
         self.is_public = False  # whether to read public files at their public address
         self._on_request = on_request
         self._key = identity.rpartition("|")[2] if "|" in identity else ""  # names the account in cache keys
-        self._clients = AsyncOnce(self._connect)
+        self.connected = AsyncOnce(self._connect)
         self._search = AsyncOnce(self._search_again)
-
-    def server_time(self) -> float | None:
-        """Return the time now by the clock of Drive, up to a second ahead; None before its first answer."""
-        clients = self._clients.value
-        return None if clients is None else clients.metadata.server_time()
 
     # Signing in
     async def clients(self) -> Clients:
         """Return the clients, made at the first call; raise AccessDenied or ValueError without a way to sign in."""
         async with finding_credentials("drive://", self.policy):
-            return await self._clients.get()
+            return await self.connected.get()
 
     async def _connect(self) -> Clients:
         with importing():
@@ -96,7 +91,7 @@ class DriveConnection:
         auth, policy = await asyncio.to_thread(self._sign_in), self.policy
         proxy = await asyncio.to_thread(proxy_of, self.base)
         tls = await asyncio.to_thread(trusted) if self.base.startswith("https:") else True
-        self.is_public = auth.is_missing
+        self.is_public = auth.signed_in.is_missing
         session = aiohttp.ClientSession(connector=new_connector(ssl=tls), proxy=proxy)
 
         def judge(request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
@@ -122,7 +117,7 @@ class DriveConnection:
         except ImportError as error:
             raise import_error("drive", error, "pydrive2") from error
         auth = DriveAuth(sign_in(self.options.sign_in), self.policy)
-        if not auth.is_missing and not self._is_same():
+        if not auth.signed_in.is_missing and not self._is_same():
             raise AccessDenied(
                 "Google Drive: another account signed in since this filesystem was made: restart the program, or make a new "
                 "filesystem with skip_instance_cache=True"
@@ -137,13 +132,17 @@ class DriveConnection:
             return True
         return self._key == account_key(given, self.base, may_ask=False)
 
-    async def is_missing(self, auth: DriveAuth) -> bool:
+    async def signed_in(self) -> SignIn:
+        """Return the credentials of the account."""
+        return (await self.clients()).auth.signed_in
+
+    async def is_missing(self) -> bool:
         """Return whether there is no sign-in, also after looking for one again."""
-        if auth.is_missing:
+        if (await self.signed_in()).is_missing:
             if self._search.value is not None and time.monotonic() >= self._search.value + _SEARCH_AGAIN_S:
                 self._search.take()
             await self._search.get()
-        return auth.is_missing
+        return (await self.signed_in()).is_missing
 
     async def _search_again(self) -> float:
         """Look for default credentials once more, and return when that was.
@@ -164,12 +163,12 @@ class DriveConnection:
 
     async def aclose(self) -> None:
         """Close the connections; the next request creates new ones."""
-        if (clients := self._clients.take()) is not None:
+        if (clients := self.connected.take()) is not None:
             await clients.session.close()
 
     def close_now(self) -> None:
         """Close the connections when no event loop is left to do it."""
-        if (clients := self._clients.take()) is not None:
+        if (clients := self.connected.take()) is not None:
             clients.session.connector._close()  # its public face wants the loop
             clients.session.detach()
 
@@ -218,21 +217,18 @@ class DriveConnection:
         an id that Drive generated before (`has_id`), it creates one item, however often it is sent. Without one, it is
         sent again only if it surely created none.
         """
-        to, policy = await self.clients(), self.policy
-        if most_tries is not None:
-            policy = dataclasses.replace(policy, tries=most_tries)
-        if request.kind != "download" and await self.is_missing(to.auth):
-            raise AccessDenied(f"{request.subject}: {to.auth.signed_in.remedy}")
+        policy = self.policy if most_tries is None else dataclasses.replace(self.policy, tries=most_tries)
+        if request.kind != "download" and await self.is_missing():
+            raise AccessDenied(f"{request.subject}: {(await self.signed_in()).remedy}")
         limits = self.limits if request.kind == "create" else None
         tries, n_created = RetryAttempts(policy), self.limits.n_created
         while True:
             # What changes things must not be sent again because its answer is late.
             if request.method == "GET":
-                within_s = policy.first_byte_s(policy.metadata_s, tries.n_failed)
-                request = dataclasses.replace(request, within_s=within_s)
+                request = dataclasses.replace(request, within_s=tries.first_byte_s(policy.metadata_s))
             try:
                 async with limits.creating() if limits else nullcontext():
-                    result = parse(await self.send(request))
+                    return parse(await self.send(request))
             except RetryableError as failed:
                 if limits and not (has_id or failed.is_rate or failed.is_unreachable):
                     remedy = "What it makes may be there all the same: look for it before you try again"
@@ -240,10 +236,6 @@ class DriveConnection:
                 if limits and failed.is_rate and limits.n_created > n_created:  # others make progress
                     tries, n_created = RetryAttempts(policy), limits.n_created
                 await tries.pause(failed, request.subject, request.purpose)
-            else:
-                if limits:
-                    limits.n_created += 1
-                return result
 
     async def call(
         self,

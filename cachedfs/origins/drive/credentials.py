@@ -212,15 +212,8 @@ def _of_json(info: dict[str, Any], where: str, given: Mapping[str, Any], path: s
             for_scope = (
                 'remove "scopes" from the JSON of the key, which are asked for in place of the one for Drive'
             )
-        return SignIn(
-            "service_account",
-            info,
-            f"service account {account}",
-            remedy,
-            account=account,
-            acts_for=user,
-            for_scope=for_scope,
-        )
+        name = f"service account {account}"
+        return SignIn("service_account", info, name, remedy, account, acts_for=user, for_scope=for_scope)
     if "installed" in info or "web" in info:
         raise ValueError(
             f"drive option {where}: this is an OAuth client (client_secrets.json), nobody's sign-in: pass its "

@@ -49,11 +49,6 @@ def place_of(path: str) -> DrivePath:
     return DrivePath(top, names)
 
 
-def folder_of(path: str) -> str:
-    """Return the path of the folder that `path` is in."""
-    return path.rpartition("/")[0]
-
-
 def name_of(path: str) -> str:
     """Return the last name of a path."""
     return path.rpartition("/")[2]

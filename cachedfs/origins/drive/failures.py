@@ -5,9 +5,7 @@ Written from developers.google.com/workspace/drive/api/guides/handle-errors, and
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Set
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from cachedfs.errors import (
     AccessDenied,
@@ -22,7 +20,7 @@ from cachedfs.errors import (
 )
 from cachedfs.origins.drive.credentials import GCLOUD_LOGIN, SCOPE, SignIn
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.origin_errors import OTHER_TIME, WRONG_CLOCK, error_of, retryable
+from cachedfs.origins.origin_errors import OTHER_TIME, WRONG_CLOCK, ErrorRow, error_of, refusal, retryable
 from cachedfs.origins.retry import RetryableError
 
 _CONSOLE = "https://console.cloud.google.com/apis"
@@ -62,34 +60,14 @@ def failure(
         return RetryableError(f"the answer is not Drive's: it redirects ({said})", remedy=_NOT_DRIVE)
     if status != 401 and not reasons:
         return RetryableError(f"the answer is not Drive's ({said})", remedy=_NOT_DRIVE)
-    row = next(row for row in _ERRORS if row.means(request, status, text, reasons))
     account = f"the account that signs in ({who.name})" if who.name else "the account that signs in"
+    names = {"account": account, "remedy": who.remedy, "for_scope": who.for_scope or who.remedy}
     scope = SCOPE if _is_change(request) else f"{SCOPE}.readonly"
-    why, then = (
-        part.format(account=account, remedy=who.remedy, for_scope=who.for_scope or who.remedy, scope=scope)
-        for part in (row.why, row.then)
-    )
-    return row.kind(f"{request.subject}: {why} ({request.purpose}: {said}){then}")
+    return refusal(request, status, said, _ERRORS, text, reasons, scope=scope, **names)
 
 
 def _is_change(request: HTTPRequest) -> bool:
     return request.method != "GET" or request.url.endswith("/generateIds")
-
-
-class _Error(NamedTuple):
-    """An entry of the error table: `kind` and `why`, for a response that matches all other fields."""
-
-    status: int | None  # None: any
-    reason: str  # "": any
-    kind: type[CachedFSError]
-    why: str
-    then: str = ""  # follows the answer of Google
-    text: str = ""  # a pattern
-    when: Callable[[HTTPRequest], bool] | None = None
-
-    def means(self, request: HTTPRequest, status: int, text: str, reasons: Set[str]) -> bool:
-        is_such = self.status in (None, status) and (not self.reason or self.reason in reasons)
-        return is_such and bool(re.search(self.text, text)) and (self.when is None or self.when(request))
 
 
 _BY_DAY = (
@@ -109,101 +87,101 @@ _NO_CHANGE = (
 )
 # The first one that fits counts.
 _ERRORS = (
-    _Error(
+    ErrorRow(
         404, "notFound at driveId", DriveOutOfSight, "this account is no member of the shared drive",
         ". Ask for that, or have a folder of it shared with {account}: it is under drive://Shared with me then",
     ),
-    _Error(
+    ErrorRow(
         404, "notFound", ObjectChanged, "the file was removed while it was read, or hidden from you", "; open it again",
         when=lambda request: request.is_pinned,
     ),
-    _Error(
+    ErrorRow(
         404, "notFound", ObjectNotFound, "not found",
         ". Check the name; Drive says the same of what this account may not see: ask the owner to share it with {account}; "
         "the file of a link with resourcekey= in it is drive://id:ID,resourcekey=KEY",
     ),
-    _Error(400, "", SignInRefused, "Google does not accept the API key", ": {remedy}", text="API key not valid"),
-    _Error(401, "", SignInRefused, "access denied; the token of {account} is not accepted", ": {remedy}"),
-    _Error(
+    ErrorRow(400, "", SignInRefused, "Google does not accept the API key", ": {remedy}", text="API key not valid"),
+    ErrorRow(401, "", SignInRefused, "access denied; the token of {account} is not accepted", ": {remedy}"),
+    ErrorRow(
         403, "cannotDownloadAbusiveFile", AccessDenied,
         "Google takes this file for malware or spam, and gives it to its owner alone, also with acknowledge_abuse",
         ": sign in as its owner in place of {account}, or ask the owner for another copy",
         when=lambda request: "acknowledgeAbuse" in request.params,
     ),
-    _Error(
+    ErrorRow(
         403, "", AccessDenied,
         "access denied to {account}: Google wants to know the project of its requests",
         f": sign in with an OAuth client of your own, `{GCLOUD_LOGIN}`, or run `gcloud auth application-default "
         "set-quota-project PROJECT`",
         text="quota project",
     ),
-    _Error(403, "downloadQuotaExceeded", QuotaExceeded, _DOWNLOADS),
-    _Error(403, "quotaExceeded at quota.download", QuotaExceeded, _DOWNLOADS),
-    _Error(
+    ErrorRow(403, "downloadQuotaExceeded", QuotaExceeded, _DOWNLOADS),
+    ErrorRow(403, "quotaExceeded at quota.download", QuotaExceeded, _DOWNLOADS),
+    ErrorRow(
         403, "dailyLimitExceeded", QuotaExceeded,
         "the project's requests of this day are used up; it ends at midnight, Pacific time",
     ),
-    _Error(
+    ErrorRow(
         403, "accessNotConfigured", AccessDenied,
         f"the Drive API is off in the project of the credentials: enable it at {_CONSOLE}/library/drive.googleapis.com",
     ),
-    _Error(
+    ErrorRow(
         403, "domainPolicy", AccessDenied,
         "the administrator of the account's domain does not allow this: ask the administrator to allow apps at Drive",
     ),
-    _Error(403, "dailyLimitExceededUnreg", QuotaExceeded, "Google allows no anonymous requests: sign in"),
-    _Error(
+    ErrorRow(403, "dailyLimitExceededUnreg", QuotaExceeded, "Google allows no anonymous requests: sign in"),
+    ErrorRow(
         403, "sharingRateLimitExceeded", QuotaExceeded, "the limit of sharing is reached; it ends within 24 hours"
     ),
-    _Error(403, "quotaExceeded", QuotaExceeded, _FULL),
-    _Error(403, "storageQuotaExceeded", QuotaExceeded, _FULL),
-    _Error(
+    ErrorRow(403, "quotaExceeded", QuotaExceeded, _FULL),
+    ErrorRow(403, "storageQuotaExceeded", QuotaExceeded, _FULL),
+    ErrorRow(
         403, "teamDriveFileLimitExceeded", QuotaExceeded, "the shared drive holds as many items as it may"
     ),
-    _Error(
+    ErrorRow(
         403, "numChildrenInNonRootLimitExceeded", QuotaExceeded,
         "the folder holds 500,000 items, as many as it may: use several, or pack",
     ),
-    _Error(403, "myDriveHierarchyDepthLimitExceeded", QuotaExceeded, "a folder may be 100 levels deep, and no more"),
-    _Error(403, "activeItemCreationLimitExceeded", QuotaExceeded, "the account has created as many items as it may"),
-    _Error(403, "uploadLimitExceeded", QuotaExceeded, "750 GB were uploaded within a day, as much as Drive takes"),
-    _Error(
+    ErrorRow(403, "myDriveHierarchyDepthLimitExceeded", QuotaExceeded, "a folder may be 100 levels deep, and no more"),
+    ErrorRow(403, "activeItemCreationLimitExceeded", QuotaExceeded, "the account has created as many items as it may"),
+    ErrorRow(403, "uploadLimitExceeded", QuotaExceeded, "750 GB were uploaded within a day, as much as Drive takes"),
+    ErrorRow(
         403, "cannotDownloadAbusiveFile", DriveAbusiveFile,
         'Google takes this file for malware or spam. Its owner can read it with drive={{"acknowledge_abuse": True}}',
     ),
-    _Error(403, "cannotDownloadFile", AccessDenied, "its owner has switched off downloading for this account"),
-    _Error(
+    ErrorRow(403, "cannotDownloadFile", AccessDenied, "its owner has switched off downloading for this account"),
+    ErrorRow(
         403, "cannotCopyFile", AccessDenied,
         "its owner has switched off copying, or it is of a kind that cannot be copied: ask the owner",
     ),
-    _Error(
+    ErrorRow(
         403, "exportSizeLimitExceeded", NotDownloadable,
         "Google does not export it, as it would be more than 10 MB; download it from its menu in Drive, and put it into Drive",
     ),
-    _Error(403, "fileNotDownloadable", NotDownloadable, _NO_BYTES),
-    _Error(403, "fileNotExportable", NotDownloadable, _NO_BYTES),
-    _Error(
+    ErrorRow(403, "fileNotDownloadable", NotDownloadable, _NO_BYTES),
+    ErrorRow(403, "fileNotExportable", NotDownloadable, _NO_BYTES),
+    ErrorRow(
         403, "forbidden", DriveAnonymous, "Google answers no anonymous requests", ": {remedy}",
         text="unregistered callers|missing a valid API key|Unauthenticated",
     ),
-    _Error(403, "insufficientPermissions", AccessDenied, *_NO_SCOPE, text="scopes"),
-    _Error(403, "appNotAuthorizedToFile", AccessDenied, *_NO_SCOPE),
-    _Error(
+    ErrorRow(403, "insufficientPermissions", AccessDenied, *_NO_SCOPE, text="scopes"),
+    ErrorRow(403, "appNotAuthorizedToFile", AccessDenied, *_NO_SCOPE),
+    ErrorRow(
         403, "", AccessDenied,
         "access denied to {account}: the key is limited to other services or addresses",
         f": change that at {_CONSOLE}/credentials",
         text="are blocked|IP address restriction",
     ),
-    _Error(403, "insufficientFilePermissions", AccessDenied, *_NO_CHANGE, when=_is_change),
-    _Error(403, "insufficientParentPermissions", AccessDenied, *_NO_CHANGE, when=_is_change),
-    _Error(
+    ErrorRow(403, "insufficientFilePermissions", AccessDenied, *_NO_CHANGE, when=_is_change),
+    ErrorRow(403, "insufficientParentPermissions", AccessDenied, *_NO_CHANGE, when=_is_change),
+    ErrorRow(
         403, "", AccessDenied,
         "access denied to {account}; check that the item is shared with it, and that the credentials cover the scope "
         f"{SCOPE}",
     ),
-    _Error(400, "", RequestRejected, "Drive did not accept the request"),
-    _Error(409, "", ObjectExists, "exists already"),
-    _Error(None, "", CachedFSError, "Drive answered in a way that is not understood"),
+    ErrorRow(400, "", RequestRejected, "Drive did not accept the request"),
+    ErrorRow(409, "", ObjectExists, "exists already"),
+    ErrorRow(None, "", CachedFSError, "Drive answered in a way that is not understood"),
 )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from cachedfs.common.event_loop import side_by_side
 from cachedfs.common.spooled_file import SpooledFile, kept_locally, new_spool
 from cachedfs.common.types import ANY_VERSION, AnyVersion, ObjectInfo, Range
 from cachedfs.common.urls import is_pattern
+from cachedfs.config import FSSPEC_KEYWORDS
 from cachedfs.errors import ObjectChanged, ObjectExists
 from cachedfs.origins.base_filesystem import BaseFileSystem, begins_with
 from cachedfs.origins.drive import api
@@ -30,8 +31,6 @@ from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.read import must_have_bytes
 from cachedfs.origins.upload import UploadContent
 
-_FSSPEC = frozenset({"asynchronous", "loop", "batch_size", "skip_instance_cache", "use_listings_cache"})
-_FSSPEC |= {"listings_expiry_time", "max_paths"}
 _INHERITED: list[DriveOrigin] = []  # of a parent process: what is closed here would be closed there
 
 
@@ -65,9 +64,9 @@ class DriveFileSystem(BaseFileSystem):
     def __init__(self, **options: Any) -> None:
         if self._cached:
             return  # fsspec gave an instance that exists already
-        own = {name: value for name, value in options.items() if name in _FSSPEC}
+        own = {name: value for name, value in options.items() if name in FSSPEC_KEYWORDS}
         super().__init__(**own)
-        self._options = {name: value for name, value in options.items() if name not in _FSSPEC}
+        self._options = {name: value for name, value in options.items() if name not in FSSPEC_KEYWORDS}
         DriveOptions.of(self._options)  # what is wrong is said here, and not at the first read
         self._origin: DriveOrigin | None = None
 
@@ -235,7 +234,9 @@ class DriveFileSystem(BaseFileSystem):
     # Changing
     async def _pipe_file(self, path: Any, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
         content = UploadContent(io.BytesIO(value))
-        await self.origin.writer.write(self._strip_protocol(path), content, exclusive=mode == "create")
+        await self.origin.writer.write(
+            self._strip_protocol(path), content, replaces=None if mode == "create" else ANY_VERSION
+        )
 
     async def _put_file(
         self, lpath: Any, rpath: Any, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **kwargs: Any
@@ -247,7 +248,7 @@ class DriveFileSystem(BaseFileSystem):
         with await asyncio.to_thread(open, lpath, "rb") as file:
             content = UploadContent(file, callback.absolute_update)
             callback.set_size(content.size)
-            await self.origin.writer.write(path, content, exclusive=mode == "create")
+            await self.origin.writer.write(path, content, replaces=None if mode == "create" else ANY_VERSION)
 
     async def _mkdir(self, path: Any, create_parents: bool = True, **kwargs: Any) -> None:
         await self.origin.writer.make_folder(
@@ -312,7 +313,7 @@ class DriveFileSystem(BaseFileSystem):
 
     async def _identity(self) -> str:
         """Return the way of signing in, and the account as far as the credentials name it, without secrets."""
-        return (await self.origin.account.clients()).auth.signed_in.name
+        return (await self.origin.account.signed_in()).name
 
     async def _about(self) -> dict[str, Any]:
         """Return what Drive reports about the account (`user`, `storageQuota`), and the `scopes` of its tokens.

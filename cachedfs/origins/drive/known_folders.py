@@ -10,10 +10,11 @@ from typing import Any
 
 from cachedfs.common.event_loop import side_by_side
 from cachedfs.common.types import ObjectInfo
+from cachedfs.common.urls import folder_of
 from cachedfs.errors import CachedFSError, ObjectNotFound
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount
-from cachedfs.origins.drive.drive_path import folder_of, name_of, place_of
+from cachedfs.origins.drive.drive_path import name_of, place_of
 
 _REMEMBERED_S = 30.0
 
@@ -53,10 +54,6 @@ class KnownFolders:
             path = folder_of(path)
         found = await side_by_side(self._still_at(*each) for each in asked)
         return all(item is not None and api.may_list(item) for item in found)
-
-    def now(self) -> float:
-        """Return the present time of the clock that folders are remembered by."""
-        return self._clock()
 
     def get(self, path: str, *, since: float = -math.inf) -> ObjectInfo | None:
         """Return a folder that was seen within the last 30 s, and not before `since`; else None."""

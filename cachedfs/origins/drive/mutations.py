@@ -13,7 +13,8 @@ from typing import Any, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
 from cachedfs.common.kept_mtime import rfc3339
-from cachedfs.common.types import ObjectInfo
+from cachedfs.common.types import ANY_VERSION, AnyVersion, ObjectInfo
+from cachedfs.common.urls import folder_of
 from cachedfs.errors import (
     CachedFSError,
     IsAFolder,
@@ -24,7 +25,7 @@ from cachedfs.errors import (
 from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount, key_of
-from cachedfs.origins.drive.drive_path import folder_of, id_and_key, must_have_a_name, name_of, place_of
+from cachedfs.origins.drive.drive_path import id_and_key, must_have_a_name, name_of, place_of
 from cachedfs.origins.drive.paths import PathResolver, missing, must_be_there
 from cachedfs.origins.drive.upload import Upload
 from cachedfs.origins.upload import UploadContent, check_version, version_conflict
@@ -52,21 +53,24 @@ class DriveWriter:
         path: str,
         content: UploadContent,
         *,
-        exclusive: bool = False,
+        replaces: ObjectInfo | AnyVersion | None = ANY_VERSION,
         mtime_ns: int | None = None,
     ) -> ObjectInfo:
-        """Write `content` to the file at `path` and return its metadata.
+        """Write `content` to the file at `path` and return its metadata, as `Uploader.upload` does.
 
-        A file that exists gets a new revision. Missing folders are created. `exclusive`: raise ObjectExists if the file
-        exists. `mtime_ns` is the time of modification, if not now.
+        A file that exists gets a new revision: one lookup by its id tells whether it is still the version `replaces`.
+        Missing folders are created.
         """
         async with self._alone(path):
+            if isinstance(replaces, ObjectInfo):
+                before = await self._standing(path, replaces)
+                return await self._write_into(path, content, before, replaces, mtime_ns)
             try:
                 folder, items = await self._items(path, checked_s=CHECKED_S)
             except _NoFolder:
                 folder = await self.make_folder(folder_of(path), exist_ok=True)
                 items = await self._tree.named(path, folder)
-            if items and exclusive:
+            if items and replaces is None:
                 raise ObjectExists(f"{api.url_of(path)}: exists already, and was to be new")
             if items:
                 before, known = await self._written_into(path, items)
@@ -75,17 +79,6 @@ class DriveWriter:
             resource = {"mimeType": mime, **_times(mtime_ns), **await self._new_item(path, folder, mime)}
             item = await Upload(self._account, path, content, resource).run()
             return self._tree.known.created(path, must_be_there(path, item))
-
-    async def replace(
-        self, path: str, content: UploadContent, version: ObjectInfo, *, mtime_ns: int | None = None
-    ) -> ObjectInfo:
-        """Write `content` to the file at `path` as a new revision, and return its metadata.
-
-        Raises ObjectChanged if another version than `version` is there: one lookup by its id tells.
-        """
-        async with self._alone(path):
-            before = await self._standing(path, version)
-            return await self._write_into(path, content, before, version, mtime_ns)
 
     async def _standing(self, path: str, version: ObjectInfo) -> Mapping[str, Any]:
         """Return the item of a version; raise ObjectChanged if the file has another one, or is no longer at `path`."""
@@ -158,7 +151,7 @@ class DriveWriter:
         if not place_of(path).names:
             info = await self._tree.lookup(path)
             return info if exist_ok and info.kind == "directory" else _already_exists(path)
-        began = self._tree.known.now()
+        began = self._account.policy.clock()
         async with self._alone(path):
             if exist_ok and (made := self._tree.known.get(path, since=began)) is not None:
                 return made  # while this waited: of many files in a new folder the first one makes it for all

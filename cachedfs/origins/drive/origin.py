@@ -9,9 +9,9 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, BinaryIO
 
 from cachedfs.common.event_loop import side_by_side
-from cachedfs.common.types import ANY_VERSION, AnyVersion, Changes, ObjectInfo, Range, Suffix
+from cachedfs.common.types import AnyVersion, Changes, ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectNotFound
-from cachedfs.origins.base import Alone, Reply, number, opened, subject_of
+from cachedfs.origins.base import Alone, Origin, Reply, number, opened, subject_of
 from cachedfs.origins.drive import api, failures
 from cachedfs.origins.drive.client import DriveAccount
 from cachedfs.origins.drive.drive_path import MY_DRIVE, has_feed, place_of, plain_path
@@ -25,7 +25,7 @@ from cachedfs.origins.upload import UploadContent
 log = logging.getLogger("cachedfs.origins")
 
 
-class DriveOrigin:
+class DriveOrigin(Origin):
     """Files of Google Drive; the fingerprint is id, content checksum and size."""
 
     by_parent = is_metered = True
@@ -56,14 +56,10 @@ class DriveOrigin:
             on_request=lambda: self.on_request(),  # whoever it is by then
             **of_account,
         )
+        self._slots = self.account.media_slots
         self.tree = PathResolver(self.account)
         self.writer = DriveWriter(self.account, self.tree, alone)
         self._inner = AsyncOnce(self._make)
-
-    @property
-    def concurrency(self) -> int:
-        """Most requests for media that callers wait for and that run at once now."""
-        return self.account.media_slots.window
 
     async def filesystem(self) -> Any:
         """Return the `DriveFileSystem` over this origin."""
@@ -74,11 +70,10 @@ class DriveOrigin:
         return await asyncio.to_thread(self._filesystem_over, self)
 
     def server_time(self) -> float | None:
-        """Return the time now by the clock of Drive, up to a second ahead; None before its first answer."""
-        return self.account.server_time()
+        clients = self.account.connected.value
+        return None if clients is None else clients.metadata.server_time()
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self.account.aclose()
 
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
@@ -107,11 +102,8 @@ class DriveOrigin:
     ) -> AbstractAsyncContextManager[Reply]:
         """Request bytes: one request if `pinned` is given, and a second lookup if only that proves the version."""
         path, account = plain_path(path), self.account
-        return opened(
-            DriveMediaRead(
-                api.url_of(path), path, want, pinned, account.policy, account=account, tree=self.tree
-            )
-        )
+        how: dict[str, Any] = {"policy": account.policy, "account": account, "tree": self.tree}
+        return opened(DriveMediaRead(api.url_of(path), path, want, pinned, **how))
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
@@ -131,12 +123,9 @@ class DriveOrigin:
                 for info in await self.tree.children(here):
                     yield info
                 return
-        async with aclosing(self.tree.below(here)) as found:
-            while True:
-                with mapped(api.url_of(folder), "listing it"):
-                    if (below := await anext(found, None)) is None:
-                        return
-                yield below
+            async with aclosing(self.tree.below(here)) as found:
+                async for info in found:
+                    yield info
 
     def lists_all(self, folder: str) -> bool:
         """Return False for a folder that was listed by its public page."""
@@ -183,11 +172,7 @@ class DriveOrigin:
         """Make the bytes of `file` the content of a file, which keeps its id; versions are compared just before."""
         path = plain_path(path)
         with mapped(api.url_of(path), "writing it"):
-            content = UploadContent(file)
-            if isinstance(replaces, ObjectInfo):
-                return await self.writer.replace(path, content, replaces, mtime_ns=mtime_ns)
-            exclusive = replaces is not ANY_VERSION
-            return await self.writer.write(path, content, exclusive=exclusive, mtime_ns=mtime_ns)
+            return await self.writer.write(path, UploadContent(file), replaces=replaces, mtime_ns=mtime_ns)
 
     async def storage_quota(self, path: str) -> tuple[int, int] | None:
         """Return the limit and the free bytes of the account's storage; None without a limit, and for a shared drive."""

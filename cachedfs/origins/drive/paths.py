@@ -16,6 +16,7 @@ from typing import Any
 
 from cachedfs.common.event_loop import side_by_side
 from cachedfs.common.types import ObjectInfo
+from cachedfs.common.urls import folder_of
 from cachedfs.errors import (
     AccessDenied,
     CachedFSError,
@@ -31,7 +32,6 @@ from cachedfs.origins.drive.drive_path import (
     ID,
     MY_DRIVE,
     SHARED_WITH_ME,
-    folder_of,
     has_feed,
     id_and_key,
     name_of,

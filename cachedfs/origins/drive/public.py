@@ -43,16 +43,6 @@ _REMEDY = "an API key lists all of the folder, drive={'api_key': '...'}, and so 
 
 
 # Files
-def download_url(endpoint: str) -> str:
-    """Return the address of files; the simulated Drive has it at its own endpoint."""
-    return f"{_DOWNLOADS if endpoint == api.GOOGLE else endpoint}/download"
-
-
-def page_url(endpoint: str) -> str:
-    """Return the address of the pages of folders."""
-    return f"{_PAGES if endpoint == api.GOOGLE else endpoint}/embeddedfolderview"
-
-
 def is_page(status: int, headers: Mapping[str, str]) -> bool:
     """Return whether an answer is a page for people, or leads to one, and not the file."""
     return status not in (200, 206, 416) or (
@@ -191,8 +181,8 @@ class PublicDrive:
 
     async def has_new_sign_in(self) -> bool:
         """Return whether there is a new sign-in, where there was none: then folders are listed by the API."""
-        auth = (await self._to.clients()).auth
-        return not self._to.is_public or (auth.is_missing and not await self._to.is_missing(auth))
+        was_missing = (await self._to.signed_in()).is_missing
+        return not self._to.is_public or (was_missing and not await self._to.is_missing())
 
     # Items
     async def item(self, id: str, path: str, key: str | None, *, is_pinned: bool) -> dict[str, Any]:
@@ -247,10 +237,14 @@ class PublicDrive:
         return (await asyncio.shield(task)).items
 
     # Requests
+    def _address(self, host: str, name: str) -> str:
+        """Return an address at a host of Google's; the simulated Drive has it at its own endpoint."""
+        return f"{host if self._to.base == api.GOOGLE else self._to.base}/{name}"
+
     def request(self, id: str, key: str | None, path: str, want: Range, *, is_pinned: bool) -> HTTPRequest:
         """Return the request for bytes of a file."""
         return self._to.request(
-            download_url(self._to.base),
+            self._address(_DOWNLOADS, "download"),
             path,
             "",
             want=want,
@@ -288,7 +282,7 @@ class PublicDrive:
         """Request a page; that of a folder that is known to be public again after a passing trouble."""
         params = {"id": id, **_key_param(key)}
         request = self._to.request(
-            page_url(self._to.base),
+            self._address(_PAGES, "embeddedfolderview"),
             path,
             "reading its public page",
             params=params,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal
 
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import (
@@ -22,7 +22,7 @@ from cachedfs.origins.drive.options import exported_as, kind_of, types_of
 from cachedfs.origins.evidence import is_same_evidence
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.resumable_stream import WHOLE, ResumableRead, check_length
-from cachedfs.origins.retry import RetryableError, RetryAttempts
+from cachedfs.origins.retry import RetryableError
 
 if TYPE_CHECKING:
     from cachedfs.origins.drive.client import DriveAccount
@@ -96,7 +96,6 @@ class DriveMediaRead(ResumableRead):
     async def _open_version(self) -> None:
         """Choose the version, if none is chosen yet, and send one attempt for its bytes."""
         self._to = await self.account.clients()
-        self._tries = self._tries or RetryAttempts(self.policy)
         if not self._is_chosen:
             self._choose(self.pinned or await self.tree.lookup(self.path))
         if self._export_as is not None:
@@ -168,10 +167,9 @@ class DriveMediaRead(ResumableRead):
             await self._send(dataclasses.replace(request, params=params), span)
 
     async def _send(self, request: HTTPRequest, span: Range) -> None:
-        assert self._tries is not None
         assert self.info.size is not None
         self._response.close()
-        request = dataclasses.replace(request, within_s=self._tries.media_s)
+        request = dataclasses.replace(request, within_s=self._tries.first_byte_s(self.policy.media_s))
         self._response = body = await self._to.media.send(request)
         status = int(body.status)
         if self.account.is_public and status == 500:  # the lookup found a file
@@ -204,7 +202,7 @@ class DriveMediaRead(ResumableRead):
         except ValueError as error:
             raise RetryableError(str(error)) from error
         if total not in (None, self.info.size):
-            self._raise_changed(f"it has {total} bytes now, not {self.info.size}")
+            raise self._changed(f"it has {total} bytes now, not {self.info.size}")
         if (start, stop) != (span.start, span.stop):
             raise RetryableError(f"the answer is of bytes {start} to {stop}, not {span.start} to {span.stop}")
         return start
@@ -222,10 +220,7 @@ class DriveMediaRead(ResumableRead):
         item = await self.account.item(self.info.id, self.path, key=key, is_pinned=True)
         now = api.item_info(item, self.path)
         if not _is_same(now, self.info):
-            self._raise_changed(f"it was {self.info.fingerprint}, and is {now.fingerprint}")
-
-    def _raise_changed(self, how: str) -> NoReturn:
-        raise ObjectChanged(f"{self.url}: the file was replaced while it was read ({how}); open it again")
+            raise self._changed(f"it was {self.info.fingerprint}, and is {now.fingerprint}")
 
 
 def _is_same(now: ObjectInfo, then: ObjectInfo) -> bool:

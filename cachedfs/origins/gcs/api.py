@@ -22,7 +22,7 @@ from cachedfs.errors import (
 )
 from cachedfs.origins.base import clipped, content_range, http_date, number
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.origin_errors import Errors, denial, error_of, refusal, retryable, size_of, text_of
+from cachedfs.origins.origin_errors import ErrorRow, denial, error_of, refusal, retryable, size_of, text_of
 from cachedfs.origins.retry import RetryableError, foreign
 
 if TYPE_CHECKING:
@@ -51,13 +51,18 @@ _ABSENT = ("No such object: ", "The specified bucket does not exist.")
 _LONGEST_WORDS = 2048  # of a text error, in characters; an object's name has up to 1,024 bytes
 _HINT_403 = "pass token=..., or ask the owner for roles/storage.object"  # and the role
 _HINT_PAYS = "the requester pays for this bucket: pass requester_pays=True (and project=...) or requester_pays='PROJECT'"
-_ERRORS: Errors = {
-    404: (ObjectNotFound, "no object or folder has this name"),
-    400: (RequestRejected, "the service did not accept the request"),
-    None: (CachedFSError, "the service gave an unexpected answer"),
-}
-
-_REPLACED = (ObjectChanged, "the object was replaced while it was read; open it again")
+_REPLACED = "the object was replaced while it was read; open it again"
+_ERRORS = (
+    ErrorRow(412, "", ObjectChanged, _REPLACED, when=lambda request: request.is_pinned),
+    ErrorRow(None, "", AccessDenied, _HINT_PAYS, text="(?i)requester pays"),
+    # An anonymous request also gets a 401, for objects that are not public.
+    ErrorRow(401, "", AccessDenied, "{advice}", text="(?i)anonymous"),
+    ErrorRow(401, "", SignInRefused, "{advice}"),
+    ErrorRow(403, "", AccessDenied, "{advice}"),
+    ErrorRow(404, "", ObjectNotFound, "no object or folder has this name"),
+    ErrorRow(400, "", RequestRejected, "the service did not accept the request"),
+    ErrorRow(None, "", CachedFSError, "the service gave an unexpected answer"),
+)
 
 UNUSUAL = re.compile("^(?:gc?s:|/)|/$")  # paths that `object_path` may change
 
@@ -257,14 +262,6 @@ def failure(request: HTTPRequest, status: int, headers: Mapping[str, str], body:
         return failed
     if status == 404 and not is_absence(headers, body):
         return foreign(f"the answer {said} does not look like one of the service", is_absence=True)
-    if request.is_pinned and status == 412:
-        return refusal(request, status, said, {None: _REPLACED})
-    if "requester pays" in text.lower():
-        return refusal(request, status, said, {None: (AccessDenied, _HINT_PAYS)})
-    if status in (401, 403):
-        # An anonymous request also gets a 401, for objects that are not public.
-        kind = SignInRefused if status == 401 and "anonymous" not in text.lower() else AccessDenied
-        role = "Viewer" if request.method == "GET" else "User"
-        advice = denial(text, reasons) or f"access denied; {_HINT_403}{role}"
-        return refusal(request, status, said, {None: (kind, advice)})
-    return refusal(request, status, said, _ERRORS)
+    role = "Viewer" if request.method == "GET" else "User"
+    advice = denial(text, reasons) or f"access denied; {_HINT_403}{role}"
+    return refusal(request, status, said, _ERRORS, text, advice=advice)

@@ -17,6 +17,7 @@ from fsspec.config import conf
 
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.urls import import_error
+from cachedfs.config import FSSPEC_KEYWORDS
 from cachedfs.origins.inner_filesystem import make_private, without_listing_cache
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.origins.tokens import TokenSource, refresh
@@ -26,14 +27,7 @@ logger = logging.getLogger("cachedfs.origins")
 _SCOPE = "https://www.googleapis.com/auth/devstorage."  # gcsfs's; its option `access` is appended
 _GCSFSS_OWN = (None, "authorized_user")  # JSON types left to gcsfs; a user's sign-in fails if it names scopes
 # Options that fsspec takes from every filesystem without naming them in a signature.
-_FSSPECS = {
-    "default_block_size",
-    "listings_expiry_time",
-    "max_paths",
-    "skip_instance_cache",
-    "target_options",
-    "target_protocol",
-}
+_FSSPECS = FSSPEC_KEYWORDS | {"default_block_size", "target_options", "target_protocol"}
 
 
 def make_gcsfs(options: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> Any:

@@ -76,7 +76,6 @@ class GCSOrigin(FsspecOrigin):
                 return await self._connection.get()
 
     def server_time(self) -> float | None:
-        """Return the time now by the clock of the service, up to a second ahead; None before its first answer."""
         connection = self._connection.value
         return None if connection is None else connection.client.server_time()
 
@@ -137,7 +136,7 @@ class GCSOrigin(FsspecOrigin):
             path = api.object_path(path)
         if "/" not in path:
             raise IsAFolder(f"gs://{path}: this is a bucket; list it, or read an object in it")
-        return opened(GCSMediaRead(f"gs://{path}", path, want, pinned, self._policy, origin=self))
+        return opened(GCSMediaRead(f"gs://{path}", path, want, pinned, policy=self._policy, origin=self))
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
@@ -154,17 +153,14 @@ class GCSOrigin(FsspecOrigin):
             return
         bucket, key, _ = connection.split(folder)
         prefix = f"{key}/" if key else ""
-        async with aclosing(connection.pages(folder, bucket, prefix, deep=deep)) as pages:
-            while True:
-                try:
-                    with mapped(f"gs://{folder}", "listing it"):
-                        infos = await anext(pages, None)
-                except ObjectNotFound as error:
-                    raise NoSuchBucket(error.message) from None
-                if infos is None:
-                    return
-                for info in infos:
-                    yield info
+        try:
+            with mapped(f"gs://{folder}", "listing it"):
+                async with aclosing(connection.pages(folder, bucket, prefix, deep=deep)) as pages:
+                    async for infos in pages:
+                        for info in infos:
+                            yield info
+        except ObjectNotFound as error:
+            raise NoSuchBucket(error.message) from None
 
     async def _buckets(self) -> tuple[ObjectInfo, ...]:
         with mapped("gs://", "listing the buckets", is_read=True):

@@ -147,7 +147,7 @@ async def test_an_upload_session_that_was_lost_is_restarted_once(writer, server,
 async def test_a_session_lost_after_it_created_the_file_is_a_success(writer, server, folder, root):
     server.fail(Fault(kind="upload", nth=4, close_after=0))  # the last piece
     server.fail(Fault(kind="upload", nth=5, status=404))
-    await write(writer, f"{root}/a", THREE, exclusive=True)
+    await write(writer, f"{root}/a", THREE, replaces=None)
     (found,) = server.find(f"{folder}/a")
     assert found["md5Checksum"] == md5(THREE)
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.origins.drive.quota import CREATES, REQUESTS, RETRY_HIGHER_S, SentRequests
+from cachedfs.origins.drive.quota import CREATES, REQUESTS
+from cachedfs.origins.drive.rates import RETRY_HIGHER_S, SentRequests
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
 from cachedfs.sim.quota import Budget, Minute
 
