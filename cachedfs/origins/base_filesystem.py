@@ -70,8 +70,9 @@ class BaseFileSystem(AsyncFileSystem):
     ) -> AsyncIterator[tuple[str, Any, Any]]:
         """Walk as fsspec does, but do not enter a folder that is its own ancestor.
 
-        `above` has the ids of the parent folders. Origins without ids, such as GCS, have no shortcuts. `on_error="omit"` skips missing folders only. Other errors are
-        raised, where fsspec treats the folder as empty: an expired sign-in must not look like a dataset without files.
+        `above` has the ids of the parent folders. Origins without ids, such as GCS, have no shortcuts. `on_error="omit"`
+        skips missing folders only. Other errors are raised, where fsspec treats the folder as empty: an expired sign-in
+        must not look like a dataset without files.
         """
         if on_error == "omit":
             on_error = _raise_unless_absent
