@@ -33,6 +33,10 @@ _SWEEP_S, _SWEEP_N = 60.0, 500  # old metadata is removed after this time, or wh
 _SAME_CLOCK_US = 1_000_000  # clocks that differ less are not written
 _OLDEST_ENTRY_S = 7 * 86400.0
 _MOST_ENTRIES = 1_000_000
+PART, MOST_PARTS = (
+    1000,
+    8,
+)  # names, as in a page of Google Cloud Storage; of a listing that is asked for again
 _LISTING_TAKES_S = 3600.0  # at most, from its first request until it is stored
 _FEW = 512  # entries examined by a removal of old ones, besides twice the number added
 
@@ -46,6 +50,8 @@ _LISTING = (
 )
 _LISTING_SIZE = """SELECT (SELECT count(*) FROM (SELECT 1 FROM children WHERE listing = listings.id LIMIT ?))
     FROM listings WHERE origin = ? AND folder = ?"""
+_CHILD_AT = """SELECT path FROM children WHERE listing = (SELECT id FROM listings WHERE origin = ? AND folder = ?)
+    ORDER BY path LIMIT 1 OFFSET ?"""
 _CHILDREN = "SELECT path, info, change_counter FROM children WHERE listing = ? ORDER BY path"
 _ADD_LISTING = """INSERT INTO listings (origin, folder, checked_at, change_counter, feed, folder_hash)
     VALUES (?, ?, ?, ?, ?, ?)"""
@@ -210,6 +216,21 @@ class MetadataStore(FeedStore):
         at = origin_of(identity), blob_of(folder)
         found = self._own.query(lambda rows: rows.run(_LISTING_SIZE, (most, *at)).fetchone(), None)
         return None if found is None else int(found[0])
+
+    def cuts(self, identity: str, folder: str) -> list[str]:
+        """Return some paths in the listing of `folder`, in order: they cut it into at most MOST_PARTS parts of PART names.
+
+        The listing may be of any age. Without one there are none.
+        """
+        n, at = (
+            self.listing_size(identity, folder, most=_MOST_ENTRIES) or 0,
+            (origin_of(identity), blob_of(folder)),
+        )
+        offsets = range(n)[:: max(PART, -(-n // MOST_PARTS))][1:]
+        found: list[Any] = self._own.query(
+            lambda rows: [rows.run(_CHILD_AT, (*at, offset)).fetchone() for offset in offsets], []
+        )
+        return [text_of(row[0]) for row in found if row is not None]
 
     def keep_listings(
         self,

@@ -147,7 +147,8 @@ class Listings:
         if origin.by_parent and folder:
             here = await self._info(folder)
             now = objects.not_after_folder(f"{folder}/", now)
-        found = [info async for info in origin.list(folder, here, deep=deep)]
+        cuts = await asyncio.to_thread(objects.store.cuts, objects.identity, folder)
+        found = [info async for info in origin.list_again(folder, here, deep=deep, cuts=cuts)]
         listings = _by_folder(folder, found) if deep else {folder: found}
         is_folder = here is not None and here.kind == "directory"
         kept: dict[str, int] = {}

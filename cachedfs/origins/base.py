@@ -230,6 +230,12 @@ class Origin(Protocol):
         """
         ...
 
+    def list_again(
+        self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False, cuts: Sequence[str] = ()
+    ) -> AsyncIterator[ObjectInfo]:
+        """List as `list` does. `cuts`: paths of an earlier listing, in order; what is between two may be asked for at once."""
+        return self.list(folder, parent, deep=deep)
+
     def lists_all(self, folder: str) -> bool:
         """Return whether `list` gave all names in `folder`: then a name that it lacks is absent.
 

@@ -62,6 +62,15 @@ def listed(cache, folder, *paths, age=0.0, counter=9, version="1"):
     )
 
 
+def test_a_listing_of_any_age_is_cut_into_few_parts_of_a_page_or_more(cache, monkeypatch):
+    monkeypatch.setattr(metadata_store, "PART", 2)
+    monkeypatch.setattr(metadata_store, "MOST_PARTS", 3)
+    assert cache.metadata.cuts(ORIGIN, "b") == []
+    for n, expected in ((1, []), (2, []), (3, [2]), (5, [2, 4]), (6, [2, 4]), (7, [3, 6]), (9, [3, 6])):
+        listed(cache, "b", *(f"b/{number}" for number in reversed(range(n))), age=1e5)
+        assert cache.metadata.cuts(ORIGIN, "b") == [f"b/{number}" for number in expected]
+
+
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 times = st.datetimes(timezones=st.none() | st.just(datetime.UTC))
 values = st.recursive(

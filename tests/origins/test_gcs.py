@@ -197,6 +197,20 @@ async def test_a_listing_is_one_request_per_thousand_objects(origin, server, wor
     assert kinds(server) == ["list"] * 6
 
 
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("cuts", [("b",), ("b-", "c"), ("a", "b", "z"), ("é",)])
+async def test_a_listing_in_parts_is_the_same(origin, server, world, cuts, deep):
+    for name in ("a", "b/1", "b/2", "b-", "b0", "c", "é", "é/x", "\U0001f600"):
+        world.put(f"parts/{name}", b"")
+    folder = f"{world.root}/parts"
+    expected = [info async for info in origin.list(folder, deep=deep)]
+    server.reset()
+    cuts = [f"{folder}/{cut}" for cut in cuts]
+    found = [info async for info in origin.list_again(folder, deep=deep, cuts=cuts)]
+    assert sorted(info.path for info in found) == sorted(info.path for info in expected)
+    assert kinds(server) == ["list"] * (len(cuts) + 1)
+
+
 async def test_an_empty_page_token_is_the_end(origin, server, world):
     page = {
         "kind": "storage#objects",

@@ -263,13 +263,16 @@ def test_an_executor_makes_the_same_store_and_names_a_bad_sample(tmp_path):
 
 def test_a_failed_pack_on_an_executor_writes_nothing_afterwards(tmp_path, monkeypatch):
     """One worker fails to write the second shard while another still writes the first."""
-    put, close, closing, late = ZarrTarget.put, TaskPool.close, threading.Event(), threading.Event()
+    put, close = ZarrTarget.put, TaskPool.close
+    begun, closing, late = threading.Event(), threading.Event(), threading.Event()
 
     def late_or_broken(self, name, data):
         if name == "data/c.1":
+            assert begun.wait(120)
             raise OSError("the disk is full")
         put(self, name, data)
         if name == "data/c.0":
+            begun.set()
             assert closing.wait(120)
             until(lambda: self.is_interrupted)
             with pytest.raises(CancelledError, match="this pack was interrupted"):

@@ -55,15 +55,23 @@ class GCSConnection:
         return await self.client.json(request, parse)
 
     async def pages(
-        self, path: str, bucket: str, prefix: str, *, deep: bool, limit: int = api.PAGE
+        self,
+        path: str,
+        bucket: str,
+        prefix: str,
+        *,
+        deep: bool,
+        limit: int = api.PAGE,
+        start: str | None = None,
+        stop: str | None = None,
     ) -> AsyncGenerator[list[ObjectInfo], None]:
         """Yield the objects and folders in each page of a listing, requesting the page when it is needed.
 
-        With a small `limit` also the folder itself, where it is an object.
+        With a small `limit` also the folder itself, where it is an object. Only keys from `start` on, and below `stop`.
         """
         seen, below = set[str](), prefix if limit == api.PAGE else ""
         params = {"prefix": prefix or None, "maxResults": str(limit), "fields": api.LIST_FIELDS}
-        params["delimiter"] = None if deep else "/"
+        params |= {"delimiter": None if deep else "/", "startOffset": start, "endOffset": stop}
 
         def parse(found: dict[str, Any]) -> tuple[list[ObjectInfo], str | None]:
             page = api.resource_of(found, "objects")

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
+from itertools import pairwise, starmap
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
+from cachedfs.common.event_loop import side_by_side
 from cachedfs.common.types import AnyVersion, ObjectInfo, Range, Suffix
 from cachedfs.errors import AccessDenied, IsAFolder, NoSuchBucket, ObjectNotFound
 from cachedfs.origins.base import Reply, opened, range_header
@@ -138,14 +140,30 @@ class GCSOrigin(FsspecOrigin):
             raise IsAFolder(f"gs://{path}: this is a bucket; list it, or read an object in it")
         return opened(GCSMediaRead(f"gs://{path}", path, want, pinned, policy=self._policy, origin=self))
 
-    async def list(
+    def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
     ) -> AsyncIterator[ObjectInfo]:
         """Yield the children of `folder`: one request per thousand, and nothing for a missing folder.
 
         Raises NoSuchBucket.
         """
-        folder = api.plain_path(folder)
+        return self._list(api.plain_path(folder), None, None, deep=deep)
+
+    async def list_again(
+        self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False, cuts: Sequence[str] = ()
+    ) -> AsyncIterator[ObjectInfo]:
+        async def part(start: str | None, stop: str | None) -> list[ObjectInfo]:
+            return [info async for info in self._list(api.plain_path(folder), start, stop, deep=deep)]
+
+        keys = [None, *(cut.partition("/")[2] for cut in cuts), None]
+        for infos in await side_by_side(starmap(part, pairwise(keys))):
+            for info in infos:
+                yield info
+
+    async def _list(
+        self, folder: str, start: str | None, stop: str | None, *, deep: bool
+    ) -> AsyncIterator[ObjectInfo]:
+        """List the keys from `start` on, and below `stop`."""
         connection = await self.connection()
         if not folder:
             for info in await self._buckets():
@@ -155,7 +173,8 @@ class GCSOrigin(FsspecOrigin):
         prefix = f"{key}/" if key else ""
         try:
             with mapped(f"gs://{folder}", "listing it"):
-                async with aclosing(connection.pages(folder, bucket, prefix, deep=deep)) as pages:
+                pages = connection.pages(folder, bucket, prefix, deep=deep, start=start, stop=stop)
+                async with aclosing(pages):
                     async for infos in pages:
                         for info in infos:
                             yield info
