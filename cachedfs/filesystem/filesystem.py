@@ -153,7 +153,8 @@ class CachedFileSystem(ReadMethods, CacheMethods, MoveMethods, metaclass=_DriveL
     def _strip_object(self, path: Any) -> Any:
         """Return the target's path of an object, whose name may end in a slash; a folder's has none: `_strip`."""
         if type(path) is str:
-            return self._name_of(path)
+            # What is known in memory is stripped already: the usual case with more names than `_name_of` keeps.
+            return path if path in self._objects.entries else self._name_of(path)
         if isinstance(path, list):
             return [self._strip_object(each) for each in path]
         return object_name(self.protocol, self.target_protocol, path)
