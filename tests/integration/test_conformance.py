@@ -175,14 +175,19 @@ FEW_EXAMPLES = settings(
 )
 
 
-class Clearing(FsspecStore):
-    """A store with a working `clear`, for state machines that begin with it.
+class Mended(FsspecStore):
+    """A store without two faults of zarr's own, which it has over gcsfs and memory as well.
 
-    That of zarr 3.1.6 ends, silently, at the first folder that went with its parent, over gcsfs or memory as well.
+    `clear` of 3.1.6 ends, silently, at the first folder that went with its parent. `getsize_prefix` of 3.4.2 counts an
+    object that has the very name of the folder.
     """
 
     async def clear(self):
         await self.delete_dir("")
+
+    async def getsize_prefix(self, prefix):
+        keys = [key async for key in self.list_prefix(prefix) if not prefix or key.startswith(f"{prefix}/")]
+        return sum([await self.getsize(key) for key in keys])
 
 
 def make(store_cls, prefix, options):
@@ -195,4 +200,4 @@ def make(store_cls, prefix, options):
 @pytest.mark.filterwarnings("ignore:Consolidated metadata")
 @pytest.mark.parametrize("machine", [ZarrHierarchyStateMachine, ZarrStoreStateMachine])
 def test_the_state_machines_of_zarr_pass(machine, prefix, options):
-    run_state_machine_as_test(lambda: machine(make(Clearing, prefix, options)), settings=FEW_EXAMPLES)
+    run_state_machine_as_test(lambda: machine(make(Mended, prefix, options)), settings=FEW_EXAMPLES)
