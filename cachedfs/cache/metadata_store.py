@@ -33,8 +33,8 @@ _SWEEP_S, _SWEEP_N = 60.0, 500  # old metadata is removed after this time, or wh
 _SAME_CLOCK_US = 1_000_000  # clocks that differ less are not written
 _OLDEST_ENTRY_S = 7 * 86400.0
 _MOST_ENTRIES = 1_000_000
-PART = 1000  # names of a listing that are asked for again at once: a page of Google Cloud Storage
-MOST_PARTS = 8
+PART = 1000  # least names in a part of a listing that is requested again: a page of Google Cloud Storage
+MOST_PARTS = 8  # of one listing, requested at the same time
 _LISTING_TAKES_S = 3600.0  # at most, from its first request until it is stored
 _FEW = 512  # entries examined by a removal of old ones, besides twice the number added
 
@@ -216,9 +216,10 @@ class MetadataStore(FeedStore):
         return None if found is None else int(found[0])
 
     def cuts(self, identity: str, folder: str) -> list[str]:
-        """Return some paths in the listing of `folder`, in order: they cut it into at most MOST_PARTS parts of PART or more.
+        """Return some paths in the listing of `folder`, in order, with about as many names between each two.
 
-        The listing may be of any age. Without one there are none.
+        They cut it into at most MOST_PARTS parts, of PART names or more. The listing may be of any age; without one there
+        are none.
         """
         n = self.listing_size(identity, folder, most=_MOST_ENTRIES) or 0
         at = origin_of(identity), blob_of(folder)

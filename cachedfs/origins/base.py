@@ -233,7 +233,10 @@ class Origin(Protocol):
     def list_again(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False, cuts: Sequence[str] = ()
     ) -> AsyncIterator[ObjectInfo]:
-        """List as `list` does. `cuts`: paths of an earlier listing, in order; what is between two may be asked for at once."""
+        """List as `list` does, with several requests at a time if the origin can.
+
+        `cuts` are some paths of an earlier listing, in order: the names between two of them are one request or more.
+        """
         return self.list(folder, parent, deep=deep)
 
     def lists_all(self, folder: str) -> bool:
@@ -290,7 +293,7 @@ class Origin(Protocol):
         return None
 
     def server_time(self) -> float | None:
-        """Return the time now by the clock of the service, up to a second ahead; None where no answer has told it.
+        """Return the time now by the clock of the service, up to a second ahead; None before an answer states it.
 
         From any thread.
         """

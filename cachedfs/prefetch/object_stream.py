@@ -162,7 +162,10 @@ class ObjectStream:
         return None
 
     def _known(self, path: str) -> Entry | None:
-        """Return what is known of a path. The plan asks again before it fetches: an entry in memory may be old here."""
+        """Return the entry of a path in memory, which may have expired, or else a fresh one from the store.
+
+        That costs no system call for what is in memory. The plan checks the entry before it fetches.
+        """
         return self._objects.entries.get(path) or self._objects.fresh(path)
 
     def _object(

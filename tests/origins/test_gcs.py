@@ -339,6 +339,11 @@ async def test_folder_markers_are_no_objects(origin, world, path):
     assert (await origin.lookup(f"{root}/a/empty")).kind == "directory"
 
 
+async def test_buckets_are_listed_once_whatever_cuts_are_given(origin, world):
+    expected = await names(origin.list(""))
+    assert await names(origin.list_again("", cuts=["a", "b"])) == expected  # which fails for a name twice
+
+
 async def test_buckets_are_listed_and_cannot_be_read(origin, world):
     assert (world.root, "directory") in await names(origin.list(""))
     with pytest.raises(IsAFolder, match=f"gs://{world.root}"):

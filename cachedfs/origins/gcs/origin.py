@@ -155,7 +155,7 @@ class GCSOrigin(FsspecOrigin):
         async def part(start: str | None, stop: str | None) -> list[ObjectInfo]:
             return [info async for info in self._list(api.plain_path(folder), start, stop, deep=deep)]
 
-        keys = [None, *(cut.partition("/")[2] for cut in cuts), None]
+        keys = [None, *(cut.partition("/")[2] for cut in cuts if folder), None]  # buckets come in one request
         for infos in await side_by_side(starmap(part, pairwise(keys))):
             for info in infos:
                 yield info
