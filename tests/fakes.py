@@ -104,8 +104,8 @@ class FakeOrigin(Origin):
         else:
             raise NotImplementedError(method)
 
-    async def aclose(self) -> None:
-        pass
+    async def filesystem(self) -> None:
+        """Return nothing: a fake origin is none of a filesystem."""
 
     def _ask(self, kind: str, path: str, what: object) -> int:
         self.on_request()

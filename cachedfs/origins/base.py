@@ -163,7 +163,7 @@ async def opened(read: Read) -> AsyncIterator[Reply]:
         yield Reply(read.info, read.start, read.stop, body, read.is_checked_at_end)
 
 
-class Origin(Protocol):
+class Origin(ABC):
     """A remote service; all methods run on the runtime's event loop.
 
     An origin retries by itself and raises the errors of `cachedfs.errors`. It calls `on_request` once for every request
@@ -192,6 +192,7 @@ class Origin(Protocol):
 
     _slots: RequestSlots
 
+    @abstractmethod
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
         """Return the object or folder that `path` is now; raise `ObjectNotFound` for neither.
 
@@ -206,6 +207,7 @@ class Origin(Protocol):
         """
         return ()
 
+    @abstractmethod
     def read(
         self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
     ) -> AbstractAsyncContextManager[Reply]:
@@ -218,6 +220,7 @@ class Origin(Protocol):
         """
         ...
 
+    @abstractmethod
     def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
     ) -> AsyncIterator[ObjectInfo]:
@@ -272,6 +275,7 @@ class Origin(Protocol):
         """
         return None
 
+    @abstractmethod
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of the inner filesystem ("pipe_file", "rm", "cp_file", "makedirs", "sign", ...).
 
@@ -281,6 +285,7 @@ class Origin(Protocol):
         """
         ...
 
+    @abstractmethod
     async def filesystem(self) -> Any:
         """Return the inner fsspec filesystem, created at the first call.
 
@@ -301,6 +306,7 @@ class Origin(Protocol):
 
     async def aclose(self) -> None:
         """Close the connections; the next call creates new ones."""
+        return
 
 
 @runtime_checkable
