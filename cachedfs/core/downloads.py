@@ -241,7 +241,7 @@ class Downloads:
         """Read `want` as far as readers want it; `answer` takes the headers of an unknown object."""
         engine, sent_at = self.objects.engine, time.monotonic()
         is_shared = engine.shared is not None and download.version is not None
-        read = partial(self._read_shared, download.version) if is_shared else self.objects.origin(path).read
+        read = partial(self._read_shared, download) if is_shared else self.objects.origin(path).read
         async with read(path, want, download.info) as reply:
             began, download.is_shared = time.monotonic(), isinstance(reply, SharedReply)
             if answer is not None:
@@ -276,10 +276,10 @@ class Downloads:
             )
 
     def _read_shared(
-        self, version: Version | None, path: str, want: _Want | None, info: ObjectInfo | None
+        self, download: Download, path: str, want: _Want | None, info: ObjectInfo | None
     ) -> AbstractAsyncContextManager[Reply]:
         """Read what is in the shared cache of one version, and the rest from the origin."""
-        objects, shared = self.objects, self.objects.engine.shared
+        objects, shared, version = self.objects, self.objects.engine.shared, download.version
         assert shared is not None
         assert isinstance(want, Range)
         assert version is not None
@@ -288,6 +288,7 @@ class Downloads:
             version.info,
             want,
             lambda rest: objects.origin(path).read(path, rest, info),
+            is_complete=lambda: download.filled == download.stop,
             waits=objects.config.offline,
             bounds=self._bounds,
         )

@@ -7,8 +7,9 @@ when it is EXPIRES_S old by the clock of the store: its node may be gone. At wor
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from cachedfs.common.executor import each_in_threads
 from cachedfs.shared.gatherer import FILE
 from cachedfs.shared.shared_bucket import SharedBucket
 from cachedfs.shared.shared_folder import SharedFolder
@@ -32,8 +33,12 @@ class Leases:
         self.held: set[str] = set()
         self._waiting_at = 0.0  # what `waited_at` returned last
 
-    def take(self, name: str) -> bool:
-        """Take a lease; return False if another node holds it, which is asked to hurry."""
+    def take(self, names: Sequence[str]) -> set[str]:
+        """Take leases; return those that this node may use. Nodes that hold the others are asked to hurry."""
+        each = each_in_threads if self._folder.times_itself else map  # at a URL, each takes a request
+        return {name for name, is_ours in zip(names, each(self._take, names), strict=True) if is_ours}
+
+    def _take(self, name: str) -> bool:
         try:
             if not self._folder.make_empty(name):
                 now = self._folder.wait_for_others()

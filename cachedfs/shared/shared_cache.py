@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -36,7 +37,6 @@ from cachedfs.shared.piece import (
     range_in_name,
     shareable_key,
 )
-from cachedfs.shared.replies import SharedReply, WatchedReply
 from cachedfs.shared.shared_bucket import SharedBucket
 from cachedfs.shared.shared_drive import SharedDrive
 from cachedfs.shared.shared_folder import SharedFolder
@@ -70,6 +70,17 @@ class _Look(NamedTuple):
     is_first: bool
 
 
+class SharedReply(Reply):
+    """A read that begins with bytes of the shared cache, and may go on with those of the origin."""
+
+
+class _Batch(NamedTuple):
+    """Leases to be taken together, and those that this node has then."""
+
+    names: list[str]
+    taken: asyncio.Task[set[str]]
+
+
 class SharedCache:
     """A shared cache behind the local one. The coroutines run on the engine's event loop.
 
@@ -87,7 +98,10 @@ class SharedCache:
         self._looking: dict[str, threading.Lock] = {}
         self._looked_at: dict[str, float] = {}  # when the last look at a subfolder began
         self._progress_at = 0.0
-        self._fetching: set[str] = set()  # leases to renew; others expire, as of a read that was canceled
+        self._to_take: dict[str, _Batch] = {}  # by subfolder
+        # Leases to renew, until when (monotonic); others expire, as of a read that was canceled.
+        self._fetching: dict[str, float] = {}
+        self._is_renewing = False
         self.bytes_read = 0
         self._leases = Leases(self._folder)
         self._writer = SharedWriter(
@@ -122,19 +136,31 @@ class SharedCache:
 
     @contextlib.asynccontextmanager
     async def read(
-        self, version: ObjectKey, info: ObjectInfo, want: Range, ask: Ask, *, waits: bool, bounds: CacheBounds
+        self,
+        version: ObjectKey,
+        info: ObjectInfo,
+        want: Range,
+        ask: Ask,
+        *,
+        is_complete: Callable[[], bool],
+        waits: bool,
+        bounds: CacheBounds,
     ) -> AsyncIterator[Reply]:
         """Read bytes of one version as `Origin.read` does: those that are there, then from `ask`, which asks the origin.
 
-        Other objects in the same file may come to the local cache, within `bounds`.
+        `is_complete` returns at the end whether all of them were read. Other objects in the same file may come to the
+        local cache, within `bounds`.
         """
         key = shareable_key(version.identity, info)
         if key is None or await self._at(key, info, want.start, waits=waits) is None:
             has_lease = key is not None and not waits and self._folder.has_leases(info.size or 0)
             lease = await self._lease(key, info, want.start) if key and has_lease else None
             if key is None or self._folder.is_off or self._known.at(key, want.start) is None:
-                async with self._holding(lease) as watched, ask(want) as reply:
-                    yield watched(reply)
+                try:
+                    async with ask(want) as reply:
+                        yield reply
+                finally:
+                    self._fetched(lease, is_complete=is_complete())
                 return
             self._release(lease)
         get_whole = partial(self._whole_files.get, version=version, bounds=bounds)
@@ -150,54 +176,65 @@ class SharedCache:
         until = time.monotonic() + EXPIRES_S
         subfolder = folder_of_runs(key) if (info.size or 0) >= LARGE else GATHERED
         while self._folder.is_ready and self._writer.accepts(info) and time.monotonic() < until:
-            is_ours = await self._in_time(partial(self._take, name, subfolder))
+            is_ours = await self._taken(name, subfolder)
+            if is_ours:
+                self._keep_renewed(name)
             if is_ours or self._known.at(key, position) is not None:
                 return name if is_ours else None
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_s)
         return None
 
-    def _take(self, name: str, subfolder: str) -> bool:
-        """Take a lease, and see what came there before it was free. In a thread."""
-        is_ours = self._leases.take(name)
+    async def _taken(self, name: str, subfolder: str) -> bool:
+        """Take a lease, together with those that others want in this iteration of the event loop."""
+        batch = self._to_take.get(subfolder)
+        if batch is None:
+            batch = self._to_take[subfolder] = _Batch([], asyncio.ensure_future(self._take(subfolder)))
+        batch.names.append(name)
+        return name in await asyncio.shield(batch.taken)
+
+    async def _take(self, subfolder: str) -> set[str]:
+        names = self._to_take.pop(subfolder).names
+        return await self._in_time(partial(self._take_and_look, names, subfolder)) or set()
+
+    def _take_and_look(self, names: Sequence[str], subfolder: str) -> set[str]:
+        """Take leases, and see what came there before they were free. In a thread."""
+        taken = self._leases.take(names)
         look = self._looks.get("" if self._folder.lists_all else subfolder)
         if look is not None and (look.future.done() or self._folder.times_itself):  # else that takes long
             self._look(subfolder)
-        return is_ours
+        return taken
 
-    @contextlib.asynccontextmanager
-    async def _holding(self, lease: str | None) -> AsyncIterator[Callable[[Reply], Reply]]:
-        """Keep a lease while its bytes are fetched, and until they are there; not if they did not all come."""
-        if lease is None:
-            yield lambda reply: reply
-            return
-        loop, replies = asyncio.get_running_loop(), list[WatchedReply]()
-        if not self._fetching:
+    def _keep_renewed(self, lease: str) -> None:
+        loop, self._fetching[lease] = asyncio.get_running_loop(), math.inf
+        if not self._is_renewing:
+            self._is_renewing = True
             loop.call_later(RENEW_LEASES_S, self._renew_leases, loop)
-        self._fetching.add(lease)
 
-        def watched(reply: Reply) -> Reply:
-            replies.append(WatchedReply(reply))
-            return replies[0]
-
-        try:
-            yield watched
-        finally:  # what came is written soon, or never will be
-            if replies and replies[0].is_complete:
-                loop.call_later(WRITTEN_S, self._release, lease)
-            else:
-                self._release(lease)
+    def _fetched(self, lease: str | None, *, is_complete: bool) -> None:
+        """Keep a lease until what was fetched is there; release it if not all came, which is not put there."""
+        if lease is None:
+            return
+        if is_complete:
+            self._fetching[lease] = time.monotonic() + WRITTEN_S
+        else:
+            self._release(lease)
 
     def _renew_leases(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._fetching &= self._leases.held  # without those whose bytes are there
-        if self._fetching:
+        """Renew the leases on what is not there yet, and release those on what will not be."""
+        now, held = time.monotonic(), self._leases.held
+        for lease in [each for each, until in self._fetching.items() if until < now]:
+            self._release(lease)
+        self._fetching = {lease: until for lease, until in self._fetching.items() if lease in held}
+        self._is_renewing = bool(self._fetching)
+        if self._is_renewing:
             with contextlib.suppress(RuntimeError):  # the pool is closed
                 self._pool.submit(self._leases.renew, list(self._fetching))
                 loop.call_later(RENEW_LEASES_S, self._renew_leases, loop)
 
     def _release(self, lease: str | None) -> None:
         if lease is not None and lease in self._leases.held:
-            self._fetching.discard(lease)
+            self._fetching.pop(lease, None)
             with contextlib.suppress(RuntimeError):  # the pool is closed
                 self._pool.submit(self._leases.release, lease)
 
@@ -278,6 +315,7 @@ class SharedCache:
             self._folder.leave_alone(str(error))
             return
         self._known.remove(file)
+        self._folder.close_file(file)
         if isinstance(error, DamagedFile) or error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             self._known.bad.add(file)
             logger.warning("%s/%s is not used: %s", self._folder.path, file, error)

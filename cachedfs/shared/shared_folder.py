@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import stat
@@ -17,6 +18,7 @@ from cachedfs.shared.shared_store import KeptFile, SharedPlace, StoredFile
 logger = logging.getLogger("cachedfs.shared")
 
 DAY_S = 86400.0
+MOST_OPEN = 16  # files
 _WAITING = "leases/waiting"  # its time says when a node last waited for another
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -55,6 +57,9 @@ class SharedFolder(SharedPlace):
         super().__init__(folder, is_read_only=is_read_only)
         self._trust = trust
         self._is_checked = self._is_network = False
+        self._opened: dict[
+            str, OpenShared
+        ] = {}  # the files opened last: a network file system is asked at each opening
 
     def check(self) -> None:
         """Once, raise OSError with what to do if the folder cannot be used; create it where it is missing."""
@@ -109,13 +114,23 @@ class SharedFolder(SharedPlace):
                 yield KeptFile(name, status.st_size, used_at, status.st_mtime)
 
     def open(self, name: str) -> OpenShared:
-        return OpenShared(f"{self.path}/{name}")
+        if (file := self._opened.get(name)) is None:
+            file = self._opened.setdefault(name, OpenShared(f"{self.path}/{name}"))
+            if len(self._opened) > MOST_OPEN:
+                with contextlib.suppress(StopIteration, RuntimeError):  # another thread changes the dict
+                    self.close_file(next(iter(self._opened)))
+        return file
+
+    def close_file(self, name: str) -> None:
+        """Close a file once nobody reads it: the next one that opens it gets what is there then."""
+        self._opened.pop(name, None)
 
     def write(
         self, name: str, data: Sequence[disk.Buffer], index: Callable[[], bytes], *, replaces: bool = False
     ) -> None:
         # A process that dies before the end leaves a temporary file.
         path, temp = f"{self.path}/{name}", self._temp()
+        self.close_file(name)
         if disk.state(path) is not None and not replaces:
             return
         for at, letter in enumerate(name):
@@ -137,11 +152,9 @@ class SharedFolder(SharedPlace):
             raise
 
     def remove(self, name: str) -> None:
-        # First to a name where nobody opens it while it is deleted.
-        temp = self._temp()
+        self.close_file(name)
         with contextlib.suppress(FileNotFoundError):
-            os.rename(f"{self.path}/{name}", temp)
-            os.unlink(temp)
+            os.unlink(f"{self.path}/{name}")
 
     def make_empty(self, name: str) -> bool:
         """Create an empty file; return False if it exists."""
@@ -202,7 +215,7 @@ class SharedFolder(SharedPlace):
 
     def _create(self, path: str) -> int:
         """Create a file with the mode of the folder, open for writing."""
-        mode = self._mode()
+        mode = self._mode
         fd = os.open(path, _NEW, 0o666 if mode is None else mode & 0o666)
         if mode is not None:
             with contextlib.suppress(PermissionError):  # there are none, as on a stick
@@ -212,12 +225,13 @@ class SharedFolder(SharedPlace):
     def _make(self, path: str) -> None:
         """Create a subfolder with the mode of the folder; do nothing if it exists."""
         if disk.state(path) is None:
-            mode = self._mode()
+            mode = self._mode
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o777 if mode is None else mode)
                 if mode is not None:
                     os.chmod(path, mode)
 
+    @functools.cached_property
     def _mode(self) -> int | None:
         """Return the mode of what is made in the folder, as that of the folder itself; None if its ACL says it."""
         if hasattr(os, "listxattr"):

@@ -148,6 +148,9 @@ class SharedPlace:
         """Note that the folder can be used."""
         self.trouble = self.trouble if self.is_read_only else ""
 
+    def close_file(self, name: str) -> None:
+        """Close a file that is kept open."""
+
     def check_room(self) -> None:
         """Raise OSError if nothing more may be written, although the store would accept it."""
 

@@ -66,8 +66,8 @@ def test_s3_is_a_place_for_it_too(origin, node, s3):
         Leases(SharedBucket(url, is_read_only=False)),
         Leases(SharedBucket(url, is_read_only=False)),
     )
-    assert ours.take(NAME)
-    assert not theirs.take(NAME)
+    assert ours.take([NAME])
+    assert not theirs.take([NAME])
     for each in (ours, theirs):
         each._folder.close()
 
@@ -175,13 +175,13 @@ NAME = lease_of("0a" * 16, 5)
 def test_a_lease_is_created_by_one_node_only_and_expires(bucket, cloud, monkeypatch):
     places = [SharedBucket(bucket, is_read_only=False) for _ in range(2)]
     ours, theirs = map(Leases, places)
-    assert ours.take(NAME)
-    assert not theirs.take(NAME)
+    assert ours.take([NAME])
+    assert not theirs.take([NAME])
     monkeypatch.setattr(leases, "EXPIRES_S", 0.0)
-    assert theirs.take(NAME)
+    assert theirs.take([NAME])
     theirs.release(NAME)
     monkeypatch.undo()
-    assert ours.take(NAME)
+    assert ours.take([NAME])
     for place in places:
         place.close()
 

@@ -85,35 +85,35 @@ NAME = lease_of("0a" * 16, 5)
 
 def test_one_node_has_a_lease_until_it_is_released(folder):
     ours, theirs = Leases(folder), Leases(folder)
-    assert ours.take(NAME)
-    assert not theirs.take(NAME)
+    assert ours.take([NAME])
+    assert not theirs.take([NAME])
     theirs.release(NAME)  # not theirs
-    assert not theirs.take(NAME)
+    assert not theirs.take([NAME])
     ours.release(NAME)
-    assert theirs.take(NAME)
+    assert theirs.take([NAME])
 
 
 def test_a_lease_expires_by_the_clock_of_the_folder_unless_it_is_renewed(folder, clock):
     ours, theirs = Leases(folder), Leases(folder)
-    assert ours.take(NAME)
+    assert ours.take([NAME])
     clock(600)  # of this machine
-    assert not theirs.take(NAME)
+    assert not theirs.take([NAME])
     path = f"{folder.path}/{NAME}"
     os.utime(path, (0, os.stat(path).st_mtime - 29))
-    assert not theirs.take(NAME)
+    assert not theirs.take([NAME])
     ours.renew([NAME])
     os.utime(path, (0, os.stat(path).st_mtime - 29))
-    assert not theirs.take(NAME)
+    assert not theirs.take([NAME])
     os.utime(path, (0, os.stat(path).st_mtime - 2))
-    assert theirs.take(NAME)
+    assert theirs.take([NAME])
 
 
 def test_who_waits_is_noticed_by_who_fetches(folder):
     ours, theirs = Leases(folder), Leases(folder)
     assert not ours.is_awaited()
-    ours.take(NAME)
+    ours.take([NAME])
     assert not ours.is_awaited()
-    theirs.take(NAME)
+    theirs.take([NAME])
     assert ours.is_awaited()
     assert not ours.is_awaited()
 
@@ -128,7 +128,7 @@ def test_where_nothing_can_be_written_nobody_waits(folder, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(SharedFolder, "make_empty", refuse)
-    assert Leases(folder).take(NAME)
+    assert Leases(folder).take([NAME])
 
 
 def test_a_node_waits_for_the_one_that_fetches(origin, node, shared, tmp_path):
@@ -146,7 +146,7 @@ def test_a_node_waits_for_the_one_that_fetches(origin, node, shared, tmp_path):
     from cachedfs.shared.piece import key_of
 
     lease = lease_of(key_of(version.identity, version.info), 0)
-    assert other.take(lease)
+    assert other.take([lease])
     got = []
     thread = threading.Thread(target=lambda: got.append(fs.cat_file("b/k")))
     thread.start()

@@ -1,10 +1,12 @@
 """Several nodes share a folder: what the origin is asked, and that nothing is wrong or in the way."""
 
+import collections
 import errno
 import os
 import re
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -56,6 +58,40 @@ def test_what_one_node_has_read_the_next_one_reads_without_a_request(origin, nod
     assert (stats.bytes_fetched, stats.bytes_shared, stats.requests) == (0, size, 0)
     read_all(fs, data)  # from its own cache
     assert fs.stats().bytes_shared == size
+
+
+def test_small_files_cost_two_operations_to_put_there_and_none_to_read(origin, node, shared, monkeypatch):
+    n, counts = 200, collections.Counter()
+
+    def count(name, call, path, *args, **options):
+        counts[name] += str(path).startswith(str(shared))
+        return call(path, *args, **options)
+
+    data = {f"b/d/{i:03}": origin.put(f"b/d/{i:03}", noise(5000 + i, i)) for i in range(n)}
+    for name in (
+        "open",
+        "unlink",
+        "rename",
+        "stat",
+        "lstat",
+        "mkdir",
+        "listdir",
+        "listxattr",
+        "chmod",
+        "utime",
+    ):
+        monkeypatch.setattr(os, name, partial(count, name, getattr(os, name)))
+    fs = node("a")
+    assert fs.cat(list(data)) == data
+    leave()
+    n_files = len(files_in(shared)) - len(list(shared.rglob("leases/*")))
+    leases = {"open": n, "unlink": n}
+    assert counts["open"] + counts["unlink"] - 2 * n <= 4 * n_files
+    assert (counts - collections.Counter(leases)).total() <= 50  # what it looks at now and then
+    counts.clear()
+    assert node("b").cat(list(data)) == data
+    assert counts["open"] == n_files + 1  # and one to ask for the time there
+    assert counts.total() <= n_files + 10
 
 
 def test_open_files_and_ranges_come_from_there_too(origin, node):
