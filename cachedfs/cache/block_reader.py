@@ -30,7 +30,7 @@ from cachedfs.errors import BadBlock
 log = logging.getLogger("cachedfs.cache")
 
 _MOST_OPEN = 256
-_MOST_REJECTED = 4096  # damaged blocks to remember, so that each is logged once
+_MOST_UNUSABLE = 4096  # damaged blocks to remember, so that each is logged once
 _AGAIN_S = 60.0  # delay before an unreadable block is tried again
 _NO_FILE = errno.ELOOP, errno.EISDIR, errno.ENXIO  # errors of opening a symlink, a folder or a socket
 
@@ -40,7 +40,7 @@ _Key = tuple[str, int]
 class BlockReader:
     """The blocks of a cache, and those that this process has open.
 
-    `open_blocks` are by (digest, index), in the order in which they were opened. `rejected` maps each file that can be
+    `open_blocks` are by (digest, index), in the order in which they were opened. `unusable` maps each file that can be
     neither used nor removed to the time (monotonic) of the next attempt; until then it counts as absent.
     """
 
@@ -52,7 +52,7 @@ class BlockReader:
         self._warnings = warnings
         self._limit = max(4, min(_MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
         self.open_blocks: dict[_Key, OpenBlock] = {}
-        self.rejected: dict[str, float] = {}
+        self.unusable: dict[str, float] = {}
 
     def read(
         self, key: ObjectKey, index: int, start: int, stop: int, *, nowait: bool = False, verify: bool = False
@@ -68,7 +68,7 @@ class BlockReader:
         try:
             data = block.read(start, stop, nowait=nowait, verify=verify)
         except (BadBlock, OSError) as error:
-            if not self.reject(key, index, block.path, error):
+            if not self.exclude(key, index, block.path, error):
                 raise
             return None
         self.touch(key, index)
@@ -94,7 +94,7 @@ class BlockReader:
         try:
             size = block.read_into(start, buffer, nowait=nowait, verify=verify)
         except (BadBlock, OSError) as error:
-            if not self.reject(key, index, block.path, error):
+            if not self.exclude(key, index, block.path, error):
                 raise
             return -1
         self.touch(key, index)
@@ -112,17 +112,17 @@ class BlockReader:
             block = self.open(key, index, raises=True)
             if block is None:
                 return None
-            disk.forget_cached(block.fd)
+            disk.expire_pages(block.fd)
             return block.read(0, block.length, verify=True)
         except (BadBlock, OSError) as error:
             if block is not None:
-                self.reject(key, index, block.path, error)
+                self.exclude(key, index, block.path, error)
             raise BadBlock(str(error)) from error
 
     def has(self, key: ObjectKey, index: int) -> bool:
-        """Return whether the file of a block exists and was not rejected before, without reading it."""
+        """Return whether the file of a block exists and is not unusable, without reading it."""
         path = f"{self._own.readable}/blocks/{key.digest[0]}/{key.digest}-{index:x}"
-        return os.path.exists(path) and not (self.rejected and self._is_rejected(path))
+        return os.path.exists(path) and not (self.unusable and self._is_unusable(path))
 
     # Access records
 
@@ -154,7 +154,7 @@ class BlockReader:
         if block := self.open_blocks.get((key.digest, index)):
             return block
         path = f"{self._own.readable}/blocks/{key.digest[0]}/{key.digest}-{index:x}"
-        if self.rejected and self._is_rejected(path):
+        if self.unusable and self._is_unusable(path):
             return None
         try:
             fd = os.open(path, disk.READ)
@@ -167,7 +167,7 @@ class BlockReader:
             if isinstance(error, OSError) and error.errno in disk.TOO_MANY_FILES and self.open_blocks:
                 self.close_open()
                 return self.open(key, index, nowait=nowait, raises=raises)
-            if not self.reject(key, index, path, error) or raises:
+            if not self.exclude(key, index, path, error) or raises:
                 raise
             return None
 
@@ -202,7 +202,7 @@ class BlockReader:
 
     # Damaged blocks
 
-    def reject(self, key: ObjectKey, index: int, path: str, error: BadBlock | OSError) -> bool:
+    def exclude(self, key: ObjectKey, index: int, path: str, error: BadBlock | OSError) -> bool:
         """Log a damaged or unreadable block once, and remove it if it is damaged and the cache can be written.
 
         Return False if `error` only says that a read would have to wait. To raise it here would make a reference cycle with
@@ -211,7 +211,7 @@ class BlockReader:
         if isinstance(error, BlockingIOError):
             return False
         self.close_open((key.digest, index))
-        if self._is_rejected(path):
+        if self._is_unusable(path):
             return True
         message = f"a cached block of {key.path} is not used: {error} ({path})"
         is_bad = isinstance(error, BadBlock) or error.errno in _NO_FILE
@@ -223,10 +223,10 @@ class BlockReader:
             self.remove_damaged(key, index)
             if not os.path.exists(path):
                 return True
-        if len(self.rejected) >= _MOST_REJECTED:
-            self.rejected.clear()
+        if len(self.unusable) >= _MOST_UNUSABLE:
+            self.unusable.clear()
         # Damage is permanent; lack of descriptors or an unreachable disk may be over in a minute.
-        self.rejected[path] = math.inf if is_bad else time.monotonic() + _AGAIN_S
+        self.unusable[path] = math.inf if is_bad else time.monotonic() + _AGAIN_S
         return True
 
     def remove_damaged(self, key: ObjectKey, index: int) -> None:
@@ -238,8 +238,8 @@ class BlockReader:
         self.remove_damaged(key, index)
         path = f"{self._own.readable}/{block_file.place(key.digest, index)}"
         if os.path.exists(path):
-            self.rejected[path] = math.inf
+            self.unusable[path] = math.inf
 
-    def _is_rejected(self, path: str) -> bool:
-        again_at = self.rejected.get(path)
+    def _is_unusable(self, path: str) -> bool:
+        again_at = self.unusable.get(path)
         return again_at is not None and time.monotonic() < again_at

@@ -121,7 +121,7 @@ class BlockWriter(BlockReader):
                 else:
                     self._recover(error, tried, waiting, bounds)
         self._own.cannot_store, self._evict_again_at = None, 0.0
-        if apart or self.rejected or self._own.is_network:
+        if apart or self.unusable or self._own.is_network:
             self._end(new, apart)
 
     def _reserve(
@@ -224,12 +224,12 @@ class BlockWriter(BlockReader):
     def _end(self, stored: Iterable[str], apart: Sequence[MetadataRecord]) -> None:
         """After blocks were stored, store metadata apart from them, and remove what other hosts left once an hour.
 
-        The blocks with the names `stored` are no longer rejected.
+        The blocks with the names `stored` are usable again.
         """
         with contextlib.suppress(CacheError):
             self.metadata.keep_records(apart)
         for name in stored:
-            self.rejected.pop(self.space.path(name), None)
+            self.unusable.pop(self.space.path(name), None)
         if self._own.is_network and time.monotonic() >= self._hosts_at:
             self._hosts_at = time.monotonic() + _HOSTS_S
             with contextlib.suppress(OSError):
@@ -290,7 +290,7 @@ class BlockWriter(BlockReader):
             row, path = found.get(block.name), self.space.path(block.name)
             if row is not None:
                 is_there = os.path.exists(path)
-                if (is_there and path not in self.rejected) or (
+                if (is_there and path not in self.unusable) or (
                     not is_there and self.space.is_being_written(row)
                 ):
                     continue

@@ -86,7 +86,7 @@ def _ours_alone(fd: int) -> int:
     return fd
 
 
-def forget_cached(fd: int) -> None:
+def expire_pages(fd: int) -> None:
     """Remove the file's clean pages from the page cache, so that the next reads come from disk, where supported."""
     _advise(fd, "POSIX_FADV_DONTNEED")
 

@@ -87,7 +87,7 @@ class FeedStore:
                 (origin_of(identity), blob_of(part), text, checked_at),
             )
 
-    def drop_feed(self, feed: FeedPosition) -> None:
+    def remove_feed(self, feed: FeedPosition) -> None:
         """Delete a change feed that cannot continue; it no longer confirms the metadata that it watched."""
         with self._own.writing("a change feed cannot be removed") as rows:
             rows.run("DELETE FROM feeds WHERE id = ?", (feed.id,))

@@ -116,7 +116,7 @@ class ChangeFeeds:
             if (changes := await ask(part, feed.token)) is not None:
                 await asyncio.to_thread(store.follow_feed, identity, feed, changes, checked_at=now)
                 return
-            await asyncio.to_thread(store.drop_feed, feed)
+            await asyncio.to_thread(store.remove_feed, feed)
         if (first := await ask(part, None)) is not None:
             await asyncio.to_thread(store.begin_feed, identity, part, first.token, now)
         if first is None or self._feed(part) is None:

@@ -214,7 +214,7 @@ class RawFile(io.RawIOBase):
         self._cache.touch(version, index)
         # Too short for its object: remove it, or every read would find it again.
         if block.length < size and block.length < version.size - block.start:
-            self._reject(block, BadBlock("it is shorter than its object"))
+            self._exclude(block, BadBlock("it is shorter than its object"))
         n = self._copy(position, into)
         if n > 0 and index != self._last:
             self._moved(index, position, n, is_cached=True)
@@ -228,13 +228,13 @@ class RawFile(io.RawIOBase):
         try:
             return block.read_into(position - block.start, into, verify=self._verify)
         except (BadBlock, OSError) as error:
-            self._reject(block, error)
+            self._exclude(block, error)
             return 0
 
-    def _reject(self, block: OpenBlock, error: BadBlock | OSError) -> None:
+    def _exclude(self, block: OpenBlock, error: BadBlock | OSError) -> None:
         self._block = None
         if self._version is not None:
-            self._cache.reject(self._version, block.start // self._block_size, block.path, error)
+            self._cache.exclude(self._version, block.start // self._block_size, block.path, error)
 
     def _moved(self, index: int, position: int, n: int, *, is_cached: bool) -> None:
         """Count a read in another block than the last one; report it while the object is not known to be cached."""

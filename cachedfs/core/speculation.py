@@ -129,7 +129,7 @@ class _Usage:
     def __init__(self, link: LinkEstimate) -> None:
         self.link = link
         self.n, self.load = 0, 0.0
-        self.is_full = False  # nothing more is sent until it is counted anew
+        self.is_full = False  # nothing more is sent until it is counted again
 
     def add(self, size: int) -> None:
         self.n, self.load = self.n + 1, self.load + self.link.load(size)

@@ -25,9 +25,9 @@ class Verified(NamedTuple):
     """Result of `fs.verify` for one object, in the version that the cache knows.
 
     path: of the object. size: of the object in bytes, None if unknown. blocks: how many cached blocks are intact. bad:
-    indexes of blocks that were not, and were dropped. missing: how many blocks are not cached. whole: True if the
+    indexes of blocks that were not, and were removed. missing: how many blocks are not cached. whole: True if the
     complete object is cached and has the checksum that the origin states; False if its checksum differs, and then all
-    blocks count as bad and were dropped; None if there was nothing to compare. reason: the finding in words.
+    blocks count as bad and were removed; None if there was nothing to compare. reason: the finding in words.
     """
 
     path: str

@@ -18,7 +18,7 @@ from cachedfs.core.version import Version
 HORIZON = 1 << 18  # most uses known at a time; they take about 100 MB of memory
 NEVER = math.inf  # the position of the next use if none is known
 MOST_OF_THE_WAY = 0.75  # between two uses of a block; with a half, slow threads counted for the next use
-# Blocks that do not stay take at most 1/192 of the bytes of the plan, or two blocks. The hit ratio drops by that share.
+# Blocks that do not stay take at most 1/192 of the bytes of the plan, or two blocks. The hit ratio falls by that share.
 PASSING = 192
 PASSING_BYTES = 64 << 20
 AHEAD = 0.9  # share of the plan's bytes that may be ahead of the readers

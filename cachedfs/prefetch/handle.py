@@ -112,9 +112,9 @@ class Prefetch:
             while not is_over:
                 with contextlib.suppress(concurrent.futures.TimeoutError):
                     self._plan.ended.result(SHOWN_S)
-                told = self.progress
-                is_over, bar.total = told.is_over, told.bytes_total
-                bar.update(told.bytes_fetched + told.bytes_here - bar.n)
+                progress = self.progress
+                is_over, bar.total = progress.is_over, progress.bytes_total
+                bar.update(progress.bytes_fetched + progress.bytes_here - bar.n)
             bar.refresh()
         return self._outcome()
 
@@ -142,28 +142,29 @@ class Prefetch:
         return f"<Prefetch {self.progress}>"
 
     def _repr_html_(self) -> str:
-        told, errors = self.progress, self.errors
-        came = told.bytes_fetched + told.bytes_here
-        bar = (
-            f'<progress max="{told.bytes_total}" value="{came}" aria-label="bytes that are here"></progress>'
-        )
-        of = "" if told.items_total is None else f" of {told.items_total:,}"
-        more = [("", f"{told.errors - SHOWN:,} more")] if told.errors > SHOWN else []
+        progress, errors = self.progress, self.errors
+        came = progress.bytes_fetched + progress.bytes_here
+        bar = f'<progress max="{progress.bytes_total}" value="{came}" aria-label="bytes that are here"></progress>'
+        of = "" if progress.items_total is None else f" of {progress.items_total:,}"
+        more = [("", f"{progress.errors - SHOWN:,} more")] if progress.errors > SHOWN else []
         rows = [
-            ("objects", f"{told.items:,}{of}"),
+            ("objects", f"{progress.items:,}{of}"),
             (
                 "here",
-                f"{size(came)}{f' of {size(told.bytes_total)}' if told.bytes_total is not None else ''}",
+                f"{size(came)}{f' of {size(progress.bytes_total)}' if progress.bytes_total is not None else ''}",
             ),
             (
                 "fetched",
-                f"{size(told.bytes_fetched)} in {counted(told.requests, 'request')}, {size(told.rate)}/s",
+                f"{size(progress.bytes_fetched)} in {counted(progress.requests, 'request')}, {size(progress.rate)}/s",
             ),
             *(("not had", str(error)) for error in errors[:SHOWN]),
             *more,
         ]
         return shown(
-            f"Prefetch: {told.state}, {seconds(told.seconds)}", "", rows, bar if told.bytes_total else ""
+            f"Prefetch: {progress.state}, {seconds(progress.seconds)}",
+            "",
+            rows,
+            bar if progress.bytes_total else "",
         )
 
     def __reduce__(self) -> Any:

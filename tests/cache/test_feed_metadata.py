@@ -173,7 +173,7 @@ def test_two_that_poll_from_one_token_forget_what_either_is_told(cache):
 def test_a_feed_that_begins_anew_knows_nothing_of_what_the_old_one_watched(cache):
     listed(cache, ONE)
     old = feed_of(cache)
-    cache.metadata.drop_feed(old)
+    cache.metadata.remove_feed(old)
     assert feed_of(cache) is None
     cache.metadata.begin_feed(ORIGIN, "My Drive", "t9", NOW)
     cache.metadata.begin_feed(ORIGIN, "My Drive", "t10", NOW)  # another process: the first counts
