@@ -213,7 +213,7 @@ def test_a_file_that_cannot_be_written_is_named(cloud):
 
 @pytest.mark.parametrize(("size", "n"), [(1, 128), (5 << 20, 64), (1 << 40, 8), (None, 8)])
 def test_get_bounds_files_and_memory(size, n):
-    assert get.Copy(None, "key", "key", size).n_at_once == n
+    assert get.Copy(None, "key", "key", size).n_at_once() == n
 
 
 def test_ctrl_c_in_the_middle_of_a_copy(cloud, tmp_path):
