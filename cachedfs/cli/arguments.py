@@ -139,13 +139,21 @@ class CommonOptions(typer.Context):
                 )
         return config
 
+    def say(self, line: str, *, err: bool = False) -> None:
+        """Print a line, unless the result is one JSON document."""
+        if not self.as_json:
+            say(line, err=err)
+
     def show(self, value: Any, *lines: str, err: bool = True) -> None:
         """Print a result: as JSON on stdout, or as lines on stderr, or on stdout unless `err`."""
         if self.as_json:
             print_json(value)
-        else:
-            for line in lines:
-                say(line, err=err)
+        for line in lines:
+            self.say(line, err=err)
+
+    def progress(self, text: str = "", *, total: int | None = None) -> contextlib.AbstractContextManager[Any]:
+        """Show on a terminal how far the command is, unless its result is JSON: see `output.progress`."""
+        return progress(text, is_quiet=self.as_json, total=total)
 
     def show_with_errors(
         self, value: dict[str, Any], text: str, errors: Sequence[tuple[str, Exception]]
@@ -237,7 +245,7 @@ def handling_errors(options: CommonOptions) -> Iterator[None]:
             yield
             sys.stdout.flush()
             if engines := sys.modules.get("cachedfs.core.engines"):
-                with progress("writing to the cache", is_quiet=options.as_json):
+                with options.progress("writing to the cache"):
                     engines.drain_all()  # while its warnings still go through our handler
         if options.has_failed:
             raise typer.Exit(FAILED)

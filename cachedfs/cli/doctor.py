@@ -24,7 +24,6 @@ from cachedfs.cli.output import (
     print_json,
     print_table,
     print_traceback,
-    progress,
     rate,
     table_of,
 )
@@ -93,7 +92,7 @@ def doctor(
     if url:
         groups["access"] = origin_checks(url, common)
     checks = []
-    with progress("checking the installation", is_quiet=common.as_json) as bar:
+    with common.progress("checking the installation") as bar:
         for name, group in groups.items():
             for check in with_errors(name, group, common):
                 checks.append(check)

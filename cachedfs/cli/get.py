@@ -17,7 +17,7 @@ import typer
 from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, argument, command, flag
-from cachedfs.cli.output import progress, rate, say
+from cachedfs.cli.output import rate
 from cachedfs.cli.url_arguments import UrlsBeforeTarget, before_target
 from cachedfs.cli.urls import OBJECT_ERRORS, Location, drive_url, locate
 from cachedfs.common.drive_links import is_bare_link, is_drive_link
@@ -77,9 +77,8 @@ def get(
     failed_urls = {url for url, _ in errors}
     tops = (each for each in copies if each.is_titled and os.path.dirname(each.local) == folder)
     done.written = [os.path.relpath(each.local) for each in tops if each.url not in failed_urls]
-    if not common.as_json:
-        for path in done.written:
-            say(path)
+    for path in done.written:
+        common.say(path)
     if len(errors) == 1 and not done.files:
         common.url, only = errors[0]
         raise only
@@ -240,7 +239,7 @@ def copy(copies: list[Copy], errors: Errors, common: CommonOptions) -> CopyCount
             bar.files(done.files, n_files)
 
     n_files = sum(not each.is_folder for each in copies)
-    with progress(total=sum(each.size or 0 for each in copies), is_quiet=common.as_json) as bar:
+    with common.progress(total=sum(each.size or 0 for each in copies)) as bar:
         for n, some in groupby(sorted(copies, key=Copy.n_at_once), Copy.n_at_once):
             # Not `fs.get`, whose copies would go on in fsspec's thread after Ctrl-C.
             asyncio.run(_run_coros_in_chunks(list(map(copy_one, some)), batch_size=n, nofiles=True))
