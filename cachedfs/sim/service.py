@@ -107,7 +107,7 @@ class Service(ABC):
         self._tokens = None if tokens is None else set(tokens)
 
     def do_forbid(self, bucket: str, forbidden: bool = True) -> None:
-        """Answer 403 to all requests about this bucket (at Drive, about this item id), or stop doing so."""
+        """Answer 403 to all requests about this bucket, or stop doing so. Drive has no buckets."""
         (self._forbidden.add if forbidden else self._forbidden.discard)(bucket)
 
     # Serving

@@ -131,20 +131,16 @@ def test_gcsfs_write_only_if_absent_refuses_a_present_key(server: GCSServer, fs:
     assert fs.cat("b/k") == b"old"
 
 
-def test_gcsfs_copies_moves_merges_patches_and_removes(server: GCSServer, fs: Any) -> None:
+def test_gcsfs_copies_moves_patches_and_removes(server: GCSServer, fs: Any) -> None:
     server.put("b", "a", b"1", content_type="text/plain")
     server.put("b", "c", b"2")
     fs.copy("b/a", "b/a2")
     fs.mv("b/a2", "b/a3")
     assert (fs.cat("b/a3"), fs.info("b/a3")["contentType"]) == (b"1", "text/plain")
-    fs.merge("b/m", ["b/a3", "b/c"])
-    assert fs.cat("b/m") == b"12"
-    merged = json.loads(ask(server, "/storage/v1/b/b/o/m")[2])
-    assert (merged["componentCount"], "md5Hash" in merged) == (2, False)
     fs.setxattrs("b/c", metadata_key="v")
     changed = json.loads(ask(server, "/storage/v1/b/b/o/c")[2])
     assert (changed["metadata"], changed["metageneration"]) == ({"metadata_key": "v"}, "2")
-    fs.rm(["b/a", "b/a3", "b/m"])
+    fs.rm(["b/a", "b/a3"])
     fs.invalidate_cache()
     assert fs.find("b") == ["b/c"]
 

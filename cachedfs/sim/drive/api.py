@@ -27,7 +27,6 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from functools import partial
-from urllib.parse import parse_qsl
 
 from cachedfs.sim.drive import v2
 from cachedfs.sim.drive.public import PublicDownloads
@@ -64,11 +63,6 @@ class DriveApi(DriveWriting, PublicDownloads):
     """Answers like www.googleapis.com/drive, oauth2.googleapis.com and the public pages of Drive."""
 
     def route(self, call: Call) -> Route:
-        if method := call.headers.get("x-http-method-override"):
-            if method != "GET":
-                raise Refusal(501, "The simulation overrides no method but POST by GET.")
-            call.method = method  # a query too long for a URL is sent as a form
-            call.query |= dict(parse_qsl(call.body.decode(), True))
         if (route := self._oauth_route(call)) is not None:
             return route
         if call.path == "/download":

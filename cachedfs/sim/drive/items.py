@@ -20,7 +20,6 @@ BINARY = "application/octet-stream"
 _APPS = "application/vnd.google-apps."
 FOLDER, SHORTCUT, DOCUMENT = _APPS + "folder", _APPS + "shortcut", _APPS + "document"
 _SHEET, _SLIDES = _APPS + "spreadsheet", _APPS + "presentation"
-_THIRD_PARTY = _APPS + "drive-sdk"  # a third-party shortcut; the number of the application follows
 _OFFICE = "application/vnd.openxmlformats-officedocument."
 # Export formats of native documents.
 EXPORTS = {
@@ -30,11 +29,6 @@ EXPORTS = {
 }
 # The permission of everybody who has the link.
 ANYONE = {"kind": "drive#permission", "id": "anyoneWithLink", "type": "anyone", "role": "reader"}
-
-
-def is_editors(mime: str) -> bool:
-    """Return True if this type is a document of Google's editors (not a folder or shortcut)."""
-    return mime.startswith(_APPS) and mime not in (FOLDER, SHORTCUT) and not mime.startswith(_THIRD_PARTY)
 
 
 @dataclass(slots=True, eq=False)

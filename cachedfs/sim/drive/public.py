@@ -27,7 +27,6 @@ _EDITORS |= {
     "application/vnd.google-apps.spreadsheet": "spreadsheets",
     "application/vnd.google-apps.form": "forms",
 }
-_INFECTED = "Only the owner is allowed to download infected files."
 _USED_UP = (
     "Too many users have viewed or downloaded this file recently. Please try accessing the file again later."
 )
@@ -54,8 +53,6 @@ class PublicDownloads(DriveReading):
             return _sign_in(call)
         if item.head is None:  # a folder or a document
             return _page(500, "Error 500 (Server Error)!!1")
-        if item.fields.get("abusive"):
-            return _problem("Infected file", _INFECTED)
         if not can(item, "canDownload"):
             return _page(403, "Google Drive - Access denied")
         if item.head.size > self.scan_limit and not call.query.get("confirm"):

@@ -26,7 +26,6 @@ _ROUTES = [
     ("GET", "/download/storage/v1/b/{bucket}/o/{key}", "media", "_media"),
     ("PATCH", "/storage/v1/b/{bucket}/o/{key}", "metadata", "_patch"),
     ("DELETE", "/storage/v1/b/{bucket}/o/{key}", "delete", "_delete"),
-    ("POST", "/storage/v1/b/{bucket}/o/{key}/compose", "compose", "_compose"),
     ("POST", "/storage/v1/b/{bucket}/o/{source}/moveTo/o/{key}", "copy", "_move"),
     ("POST", "/storage/v1/b/{source_bucket}/o/{source}/rewriteTo/b/{bucket}/o/{key}", "copy", "_rewrite"),
 ]

@@ -42,7 +42,6 @@ class SimObject(Content):
     fields: Mapping[str, Any]
     metageneration: int = 1
     key_sha256: str | None = None  # SHA-256 of the customer-supplied encryption key, base64
-    n_components: int | None = None
     _checksums: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -112,7 +111,6 @@ class Store:
         fields: Mapping[str, Any],
         *,
         key_sha256: str | None = None,
-        n_components: int | None = None,
     ) -> SimObject:
         """Store a new version and return it; create the bucket if missing."""
         self.make_bucket(bucket)
@@ -120,9 +118,7 @@ class Store:
         self._generation = max(self._generation + 1, time.time_ns() // 1000)
         fields = {"contentType": "application/octet-stream", **fields}
         stored = SimObject(
-            bucket, key, data, len(data), self._generation, now_s, now_s, fields,
-            key_sha256=key_sha256, n_components=n_components,
-            _checksums=checksums(data, with_md5=not n_components),  # composed objects have no MD5
+            bucket, key, data, len(data), self._generation, now_s, now_s, fields, key_sha256=key_sha256, _checksums=checksums(data)
         )  # fmt: skip
         if key not in self._buckets[bucket]:
             self._sorted.pop(bucket, None)
