@@ -9,21 +9,17 @@ import sys
 import urllib.error
 import urllib.request
 
-import boto3
 import pytest
 
 from cachedfs.cli import serve
 from tests.cli.helpers import run, start
+from tests.server.served import boto3_client
 
 
 def read(environment, bucket, key):
-    options = {
-        "endpoint_url": environment["AWS_ENDPOINT_URL"],
-        "aws_access_key_id": environment["AWS_ACCESS_KEY_ID"],
-        "aws_secret_access_key": environment["AWS_SECRET_ACCESS_KEY"],
-        "region_name": environment["AWS_REGION"],
-    }
-    return boto3.client("s3", **options).get_object(Bucket=bucket, Key=key)["Body"].read()
+    names = "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"
+    client = boto3_client(*(environment[name] for name in names))
+    return client.get_object(Bucket=bucket, Key=key)["Body"].read()
 
 
 def test_it_serves_with_given_keys_until_it_is_told_to_end(cloud, monkeypatch):

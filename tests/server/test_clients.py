@@ -13,6 +13,7 @@ import fsspec
 import pytest
 
 import cachedfs
+from tests.server.served import boto3_client
 from tests.support import AGE_S, Cloud, MiB, noise
 
 DATA = noise(3 * MiB + 5)
@@ -82,15 +83,8 @@ def upload(cloud):
 
 
 def test_boto3(server, twice):
-    boto3 = pytest.importorskip("boto3")
     for _ in twice():
-        s3 = boto3.client(
-            "s3",
-            endpoint_url=server.url,
-            aws_access_key_id=server.access_key,
-            aws_secret_access_key=server.secret_key,
-            region_name="us-east-1",
-        )
+        s3 = boto3_client(server.url, server.access_key, server.secret_key)
         assert s3.get_object(Bucket="data", Key="a.bin")["Body"].read() == DATA
         s3.download_fileobj("data", "a.bin", found := io.BytesIO())  # several ranges at a time
         assert found.getvalue() == DATA

@@ -9,25 +9,17 @@ import sys
 import textwrap
 import urllib.request
 
-import boto3
 import fsspec
 import pytest
 
 import cachedfs
 from cachedfs.server import serving
+from tests.server.served import boto3_client
 from tests.support import MiB, noise, until
 
 
-def client(server, **options):
-    """Return boto3's client, as its user makes it."""
-    return boto3.client(
-        "s3",
-        endpoint_url=server.url,
-        aws_access_key_id=server.access_key,
-        aws_secret_access_key=server.secret_key,
-        region_name="us-east-1",
-        **options,
-    )
+def client(server):
+    return boto3_client(server.url, server.access_key, server.secret_key)
 
 
 @pytest.fixture
