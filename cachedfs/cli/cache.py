@@ -13,8 +13,7 @@ from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, command, flag
 from cachedfs.cli.stats import cache_of
-from cachedfs.cli.url_arguments import Urls, check_quoted, url_argument
-from cachedfs.cli.urls import Location, at_each, locate
+from cachedfs.cli.urls import Location, Urls, at_each, check_quoted, locate, url_argument
 from cachedfs.common.text import counted
 from cachedfs.errors import CacheError
 

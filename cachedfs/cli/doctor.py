@@ -29,8 +29,7 @@ from cachedfs.cli.output import (
 )
 from cachedfs.cli.speed import median_of_3, timed
 from cachedfs.cli.stats import cache_of, contents, is_too_small, shared_state, text_of, texts_of
-from cachedfs.cli.url_arguments import url_argument
-from cachedfs.cli.urls import Location, locate
+from cachedfs.cli.urls import Location, locate, url_argument
 from cachedfs.common.logging import without_secrets
 from cachedfs.common.text import counted
 from cachedfs.config import Config

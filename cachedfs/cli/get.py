@@ -18,8 +18,7 @@ from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, argument, command, flag
 from cachedfs.cli.output import rate
-from cachedfs.cli.url_arguments import UrlsBeforeTarget, before_target
-from cachedfs.cli.urls import OBJECT_ERRORS, Location, drive_url, locate
+from cachedfs.cli.urls import OBJECT_ERRORS, Location, UrlsBeforeTarget, before_target, drive_url, locate
 from cachedfs.common.drive_links import is_bare_link, is_drive_link
 from cachedfs.common.text import counted
 

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cachedfs.cli.arguments import CommonOptions, command, flag, option
-from cachedfs.cli.url_arguments import url_argument
-from cachedfs.cli.urls import cached_url, drive_url, options_of
+from cachedfs.cli.urls import cached_url, drive_url, options_of, url_argument
 
 KIND_HELP = (
     "Kind of SOURCE: files, lines, jsonl, csv, parquet, feather, hdf5 or tar; default: by its file names."

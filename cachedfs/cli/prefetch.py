@@ -12,8 +12,7 @@ from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, command
 from cachedfs.cli.output import moved
-from cachedfs.cli.url_arguments import Urls
-from cachedfs.cli.urls import Location, locate
+from cachedfs.cli.urls import Location, Urls, locate
 from cachedfs.common.text import counted
 from cachedfs.errors import CachedFSError, CacheError
 

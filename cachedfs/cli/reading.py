@@ -13,8 +13,7 @@ from rich.table import Table
 
 from cachedfs.cli.arguments import CommonOptions, command, flag, option
 from cachedfs.cli.output import is_narrow, minute_of, print_table, progress, table_of
-from cachedfs.cli.url_arguments import Urls
-from cachedfs.cli.urls import Location, at_each
+from cachedfs.cli.urls import Location, Urls, at_each
 from cachedfs.common.types import modified_of
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, command
 from cachedfs.cli.output import moved
-from cachedfs.cli.url_arguments import UrlsBeforeTarget, before_target, url_argument
-from cachedfs.cli.urls import drive_url, locate
+from cachedfs.cli.urls import UrlsBeforeTarget, before_target, drive_url, locate, url_argument
 from cachedfs.common.text import counted
 from cachedfs.errors import CacheError
 
