@@ -219,7 +219,6 @@ def verify(common: CommonOptions, urls: Urls) -> None:
 
 
 def summary(results: list[Verified]) -> str:
-    """Return a summary of all results, in one line."""
     objects = sum(bool(each.blocks or each.bad) for each in results)
     if not objects:
         return "nothing is cached"

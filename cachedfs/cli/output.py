@@ -194,7 +194,6 @@ def print_error(error: Exception, url: str | None, *, as_json: bool) -> None:
 
 
 def print_traceback() -> None:
-    """Print the traceback of the current error on stderr."""
     for line in traceback.format_exc().splitlines():
         say(line, err=True)
 

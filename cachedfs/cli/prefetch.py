@@ -81,7 +81,6 @@ class PrefetchCounts:
     errors: int = 0
 
     def add(self, more: Progress) -> None:
-        """Add the result of a prefetch."""
         self.files += more.items - more.errors
         self.fetched += more.bytes_fetched
         self.here += more.bytes_here

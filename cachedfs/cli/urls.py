@@ -66,7 +66,6 @@ class Location:
         )
 
     def cached_bytes(self, path: str) -> int:
-        """Return how many bytes of an object are cached."""
         return sum(stop - start for start, stop in self.fs.cached_extent(path))
 
     def cached_paths(self) -> list[str]:

@@ -149,7 +149,6 @@ class ReaderProcess:
 
 
 def profiles() -> dict[str, Profile]:
-    """Return the profiles of the two simulated clouds, by protocol."""
     from cachedfs.sim import PROFILES
 
     # No stalls (30 s in one download of 5,000): one in the sample of PyDrive2 would be scaled to an hour.
@@ -277,7 +276,6 @@ def style_of(each: Pass) -> str | None:
 
 
 def describe(cloud: str, profile: Profile) -> str:
-    """Return a description of a simulated cloud."""
     from cachedfs.sim import PROFILES
 
     less = " without its stalls" if PROFILES[profile.name].stall_rate > profile.stall_rate else ""

@@ -73,7 +73,6 @@ def read_by_pydrive2(opened: tuple[Any, list[str]], seed: int, part: int) -> lis
 
 
 def named(path: str, content: bytes) -> bytes:
-    """Return the name and content of a file as one item."""
     return path.rpartition("/")[2].encode() + content
 
 
@@ -106,7 +105,6 @@ class Redirected:
 
 
 def open_by_zarr(url: str) -> Any:
-    """Return the images as a Zarr array."""
     import zarr
 
     return zarr.open_group(url, mode="r", zarr_format=3)["images"]

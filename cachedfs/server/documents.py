@@ -35,13 +35,11 @@ def _time(at: float) -> str:
 
 
 def error_document(error: S3Error, path: str) -> bytes:
-    """Return the document of an error."""
     elements = {"Code": error.code, "Message": error.message, "Resource": path, **error.details}
     return _document("Error", *(_element(*each) for each in elements.items()), namespace=False)
 
 
 def buckets_document(names: Iterable[str], created: float) -> bytes:
-    """Return the answer to ListBuckets."""
     rows = (
         f"<Bucket>{_element('Name', name)}{_element('CreationDate', _time(created))}</Bucket>"
         for name in names

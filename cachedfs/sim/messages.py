@@ -100,7 +100,6 @@ class Call:
         return self.headers.get("host", "127.0.0.1")
 
     def flag(self, name: str) -> bool:
-        """Return True if a parameter is true."""
         return self.query.get(name, "").lower() == "true"
 
     def json(self) -> dict[str, Any]:

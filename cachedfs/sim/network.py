@@ -85,7 +85,6 @@ class Profile:
 
     @property
     def is_paced(self) -> bool:
-        """True if the bandwidth is limited."""
         return min(self.stream_rate, self.total_rate) < math.inf
 
     def first_byte(self, kind: str, *, new_connection: bool, rng: random.Random) -> Verdict:
@@ -269,7 +268,6 @@ class Network:
         return (self._clock() - self._start) * self.time_scale
 
     async def sleep_until(self, at: float) -> None:
-        """Wait until the simulated time `at`."""
         if (left := at - self.now()) > 0:
             await asyncio.sleep(left / self.time_scale)
 

@@ -67,7 +67,6 @@ class Budget:
         self._left, self._at = size, 0.0
 
     def has(self, n: float, now: float) -> bool:
-        """Return True if `n` tokens are available at time `now`."""
         if self._rate < math.inf:
             self._left = min(self._left + (now - self._at) * self._rate, self._size)
             self._at = now
@@ -86,7 +85,6 @@ class Minute:
         self._used = 0.0
 
     def has(self, n: float, now: float) -> bool:
-        """Return True if `n` units are left at time `now`."""
         since = now // _MINUTE_S * _MINUTE_S if self._is_fixed else now - _MINUTE_S
         while self._taken and self._taken[0][0] < since:
             self._used -= self._taken.popleft()[1]

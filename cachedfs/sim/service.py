@@ -66,7 +66,6 @@ class Service(ABC):
     # Commands change the state behind the API: method `name` of the server handle calls `do_name` here.
     # Arguments are JSON, `data` is bytes; results are JSON or bytes.
     def command(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Run the command `do_<name>` and return its result."""
         return getattr(self, f"do_{name}")(**arguments)
 
     def do_log(self) -> list[dict[str, Any]]:
@@ -207,7 +206,6 @@ class Service(ABC):
         return answer
 
     def answer(self, call: Call, route: Route) -> Response:
-        """Execute a call and return its reply; errors become error replies."""
         try:
             self._admit(call, route)
             reply = route.act(call)
@@ -223,7 +221,6 @@ class Service(ABC):
             return self.render(route.style, Refusal(400, f"Invalid request: {error!r}"))
 
     def _admit(self, call: Call, route: Route) -> None:
-        """Raise Refusal unless the caller is authorized."""
         if self._tokens is not None:
             given = call.headers.get("authorization", "").removeprefix("Bearer ")
             if given not in self._tokens:

@@ -96,7 +96,6 @@ class DriveApi(DriveWriting, PublicDownloads):
         return Route("other", _no_such_address)
 
     def _list_key(self, call: Call) -> str:
-        """Return the id of the folder that a call lists."""
         with contextlib.suppress(Refusal):  # of an invalid query, when it is executed
             query = query_of(call)
             return query.parents[0] if query and query.parents else ""

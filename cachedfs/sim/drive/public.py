@@ -121,7 +121,6 @@ def _sign_in(call: Call) -> Response:
 
 
 def _page(status: int, title: str, body: str = "", headers: Mapping[str, str] = {}) -> Response:
-    """Return a page for people."""
     text = (
         f"<!DOCTYPE html>\n<html><head><title>{title}</title></head><body>\n{body or title}\n</body></html>\n"
     )

@@ -137,7 +137,6 @@ def _masks(tokens: list[str]) -> Mask:
 
 
 def project(value: dict[str, Any], mask: Mask) -> dict[str, Any]:
-    """Return a value with only the fields in the mask."""
     if not mask:
         return value
     return {name: _kept(value[name], inner) for name, inner in mask.items() if name in value}

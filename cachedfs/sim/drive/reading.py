@@ -286,7 +286,6 @@ def _may_read_revisions(call: Call, item: Item) -> bool:
 
 
 def query_of(call: Call) -> Query | None:
-    """Return the query of a listing."""
     text = call.query.get("q")
     try:
         return parse_query(text) if text else None
@@ -305,7 +304,6 @@ def _is_in_feed(change: ItemChange, call: Call) -> bool:
 
 
 def _mask(call: Call, default: Mask) -> Mask:
-    """Return the mask of fields that the caller wants in the reply."""
     text = call.query.get("fields")
     try:
         return parse_mask(text) if text else default

@@ -71,7 +71,6 @@ class DriveWriting(DriveReading):
         return self._file(call, item)
 
     def _new_item(self, call: Call, item_id: str, given: Mapping[str, Any], mime: str) -> Item:
-        """Create the item of a request, without content."""
         parents = self._may_create(call, item_id, given, mime)
         if call.query.get("uploadType") != "resumable":  # those are counted when they begin
             self._count_create(call)
@@ -129,7 +128,6 @@ class DriveWriting(DriveReading):
         return Response(200, {"Location": at, "X-GUploader-UploadID": upload_id})
 
     def _save(self, upload: DriveUpload, data: bytes) -> Item:
-        """Store the uploaded content and return the item."""
         call, given = upload.call, upload.fields
         if upload.is_new:
             item = self._new_item(call, upload.item_id, given, upload.mime)
@@ -142,7 +140,6 @@ class DriveWriting(DriveReading):
         return item
 
     def _resume(self, upload_id: str, call: Call) -> Response | dict[str, Any]:
-        """Return the reply to one request of a resumable upload."""
         upload = self.uploads.get(upload_id)
         if upload is None:
             raise Refusal(404, "The upload session is unknown or has expired.", "notFound")
@@ -163,7 +160,6 @@ class DriveWriting(DriveReading):
         return item
 
     def _apply(self, item: Item, given: Mapping[str, Any]) -> None:
-        """Set the writable fields in the body of a request, except the parents."""
         fields = {name: value for name, value in given.items() if name in _WRITABLE and value is not None}
         self.items.edit(item, fields)
 

@@ -30,7 +30,6 @@ FIELDS = {
 
 
 def resource(stored: SimObject, host: str) -> dict[str, Any]:
-    """Return the resource of an object in the JSON API."""
     path = f"b/{quote(stored.bucket)}/o/{quote(stored.name, '')}"
     generation, created = str(stored.generation), rfc3339(stored.created_s)
     download = f"http://{host}/download/storage/v1/{path}?generation={generation}&alt=media"

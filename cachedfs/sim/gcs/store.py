@@ -22,7 +22,6 @@ _LAST = "\U0010ffff"
 
 
 def checksums(data: bytes, *, with_md5: bool = True) -> dict[str, str]:
-    """Return the checksums of an object, as in the API."""
     found = {"crc32c": google_crc32c.value(data).to_bytes(4, "big")}
     found |= {"md5Hash": hashlib.md5(data).digest()} if with_md5 else {}
     return {name: base64.b64encode(digest).decode() for name, digest in found.items()}
@@ -86,7 +85,6 @@ class Store:
         self._generation = max(self._generation, generation)
 
     def buckets(self) -> list[str]:
-        """Return the names of all buckets, sorted."""
         return sorted(self._buckets)
 
     def make_bucket(self, bucket: str) -> None:

@@ -60,7 +60,6 @@ class GCSWriting(GCSReading):
         return Response(200, {"Location": location, "X-GUploader-UploadID": upload_id})
 
     def _resume(self, upload: GCSUpload | None, call: Call) -> Response | dict[str, Any]:
-        """Return the reply to one request of a resumable upload."""
         if upload is None:
             raise Refusal(404, "The upload session is unknown or has expired.")
         if call.method == "DELETE":
