@@ -204,8 +204,10 @@ def option_text(value: Any) -> str:
 
 def write_check(root: str) -> Check:
     """Check how fast the disk of the cache is, and whether anything can be written to it."""
+    data = os.urandom(WRITTEN)
     try:
-        took_s = write_seconds(f"{root}/tmp")
+        with tempfile.TemporaryFile(dir=f"{root}/tmp", buffering=0) as file:
+            took_s = timed(lambda: file.write(data)) + timed(lambda: os.fsync(file.fileno()))
     except OSError as error:
         to_do = "Free space on this disk, or set cache_dir to another: until then nothing new is cached"
         return Check("write speed", "fail", f"{root} cannot be written: {error.strerror}", to_do)
@@ -255,19 +257,6 @@ def source_of_directory(common: CommonOptions) -> str:
     if "FSSPEC_CACHEDFS_CACHE_DIR" in os.environ:
         return "FSSPEC_CACHEDFS_CACHE_DIR"
     return "fsspec's configuration" if "cache_dir" in conf.get("cachedfs", {}) else "the default"
-
-
-def write_seconds(folder: str) -> float:
-    """Return how long it takes to write a file of WRITTEN bytes and sync it to disk."""
-    data = os.urandom(WRITTEN)
-    with tempfile.TemporaryFile(dir=folder) as file:
-
-        def write() -> None:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-
-        return timed(write)
 
 
 # The way to the data

@@ -85,6 +85,7 @@ class Profile:
 
     @property
     def is_paced(self) -> bool:
+        """True if the bandwidth is limited."""
         return min(self.stream_rate, self.total_rate) < math.inf
 
     def first_byte(self, kind: str, *, new_connection: bool, rng: random.Random) -> Verdict:

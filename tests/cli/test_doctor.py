@@ -139,7 +139,7 @@ def test_doctor_names_what_is_wrong_with_the_cache(tmp_path):
 
 def test_doctor_says_what_to_do_on_a_full_disk(monkeypatch):
     full = mock.Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    monkeypatch.setattr(doctor, "write_seconds", full)
+    monkeypatch.setattr(doctor.os, "fsync", full)
     found = checks(status=1)
     assert found["write speed"]["state"] == "fail"
     assert found["write speed"]["found"].endswith("cannot be written: No space left on device")

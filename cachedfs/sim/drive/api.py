@@ -16,8 +16,8 @@ What is not in the table below does not exist (404). Differences from the docume
   delay and its tokens never expire, unless a test sets that. Media is never compressed with gzip. Without an account
   a listing has only the children of public folders that the query names, and everything but reading files is 401.
   A caller sees nothing of a folder that it cannot list but what is shared with it. Public downloads of folders, and
-  of files that are infected or may not be downloaded, have pages of ours, and so has the public page of an item that
-  is no folder.
+  of files that may not be downloaded, have pages of ours, and so has the public page of an item that is no folder.
+  Only folders are created without media.
 - Undocumented, as recorded: a name in single quotes is not found by a query for it; errors of callers without an
   account, and of `acknowledgeAbuse`; public downloads; the public page of a folder.
 """
