@@ -28,14 +28,8 @@ pytestmark = [pytest.mark.works, pytest.mark.skipif(CHROMIUM is None, reason="th
 @pytest.fixture
 def chromium(tmp_path: Path) -> Iterator[str]:
     """The address of the DevTools of a new Chromium."""
-    options = [
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--no-proxy-server",
-        "--remote-debugging-port=0",
-    ]
-    command = [str(CHROMIUM), *options, f"--user-data-dir={tmp_path / 'profile'}"]
+    options = "--headless=new --no-sandbox --disable-gpu --no-proxy-server --remote-debugging-port=0"
+    command = [str(CHROMIUM), *options.split(), f"--user-data-dir={tmp_path / 'profile'}"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         lines = (re.search(r"ws://(\S+?)/", line) for line in process.stderr)
