@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 from aiohttp import web
 
 from cachedfs.sim.faults import DROP, Door, Fault, SpoiltBody, hang_up
-from cachedfs.sim.messages import JSON, Call, Refusal, Request, Response, Route, json_response, unauthorized
+from cachedfs.sim.messages import JSON, Call, Refusal, Request, Response, Route, unauthorized
 from cachedfs.sim.network import Network
 from cachedfs.sim.stored_objects import Body, DataBody
 
@@ -211,10 +211,10 @@ class Service(ABC):
             reply = route.act(call)
             if isinstance(reply, Response):
                 return reply
-            lists = [value for value in reply.values() if isinstance(value, list)]
-            return json_response(
-                reply, n_items=sum(map(len, lists)) if route.kind in ("list", "change") else 0
-            )
+            n_items = 0
+            if route.kind in ("list", "change"):
+                n_items = sum(len(value) for value in reply.values() if isinstance(value, list))
+            return Response(200, dict(JSON), DataBody(json.dumps(reply).encode()), n_items)
         except Refusal as refusal:
             return self.render(route.style, refusal)
         except (ValueError, LookupError) as error:  # an invalid value in the request

@@ -132,7 +132,8 @@ class OAuth(Service):
         if not (given or form.get("assertion")):
             raise _Error("invalid_request")
         if grant == _JWT_GRANT:
-            return self._issue(_scope_of(form["assertion"]), "")
+            claims = json.loads(base64.urlsafe_b64decode(form["assertion"].split(".")[1] + "=="))
+            return self._issue(str(claims["scope"]), "")
         return self._issue(self._scopes.get(given) or form.get("scope") or _FULL, given)
 
     def _exchange(self, form: Mapping[str, str]) -> dict[str, Any]:
@@ -210,12 +211,6 @@ def _check_client(form: Mapping[str, str]) -> None:
         raise _Error("invalid_client", "The OAuth client was not found.", 401)
     if form.get("client_secret") != _CLIENT_SECRET:
         raise _Error("invalid_client", "The provided client secret is invalid.", 401)
-
-
-def _scope_of(assertion: str) -> str:
-    """Return the scopes that a service account asks for in its signed request."""
-    claims = assertion.split(".")[1]
-    return str(json.loads(base64.urlsafe_b64decode(claims + "=="))["scope"])
 
 
 def _page(body: str) -> Response:

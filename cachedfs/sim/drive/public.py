@@ -65,7 +65,7 @@ class PublicDownloads(DriveReading):
             "Date": formatdate(usegmt=True),
         }
         answer = self._sent(call, item, item.head, headers)
-        return answer or _problem("Quota exceeded", _USED_UP)
+        return answer or _page(200, "Google Drive - Quota exceeded", _USED_UP)  # with this status
 
     def _folder_page(self, call: Call) -> Response:
         """Return the page that shows what is in a public folder, for embedding into other pages."""
@@ -125,11 +125,6 @@ def _page(status: int, title: str, body: str = "", headers: Mapping[str, str] = 
         f"<!DOCTYPE html>\n<html><head><title>{title}</title></head><body>\n{body or title}\n</body></html>\n"
     )
     return Response(status, {"Content-Type": "text/html; charset=utf-8", **headers}, DataBody(text.encode()))
-
-
-def _problem(title: str, text: str) -> Response:
-    """Return the page that says why a public file cannot be downloaded now. Its status is 200."""
-    return _page(200, f"Google Drive - {title}", f'<p class="uc-error-subcaption">{text}</p>')
 
 
 def _warning(call: Call, item_id: str, name: str) -> Response:

@@ -21,7 +21,9 @@ class Query:
     name: str | None = None  # the lower-case name of every match; None if they may differ
 
 
-class _Parser:
+class QueryParser:
+    """Parses a query. Raises ValueError or IndexError if it is invalid, or has terms that are not simulated."""
+
     def __init__(self, text: str) -> None:
         self._tokens = _TOKEN.findall(text)[::-1]
 
@@ -96,11 +98,6 @@ def _text(token: str) -> str:
     if len(token) < 2 or token[0] != "'":
         raise ValueError(f"not a string: {token}")
     return re.sub(r"\\(.)", r"\1", token[1:-1], flags=re.DOTALL)
-
-
-def parse_query(text: str) -> Query:
-    """Parse a query. Raises ValueError or IndexError if it is invalid, or has terms that are not simulated."""
-    return _Parser(text).whole()
 
 
 Mask = Mapping[str, "Mask"]  # fields to keep of an object; an empty mask keeps all

@@ -11,7 +11,7 @@ from typing import Any
 from cachedfs.sim.drive.access import Access, key_of
 from cachedfs.sim.drive.fields import FIELDS, ME, show
 from cachedfs.sim.drive.items import DOCUMENT, EXPORTS, Item, ItemChange, Items, Revision, rfc3339
-from cachedfs.sim.drive.query import Mask, Query, parse_mask, parse_query, project
+from cachedfs.sim.drive.query import Mask, Query, QueryParser, parse_mask, project
 from cachedfs.sim.google import ranged
 from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.network import Network
@@ -288,7 +288,7 @@ def _may_read_revisions(call: Call, item: Item) -> bool:
 def query_of(call: Call) -> Query | None:
     text = call.query.get("q")
     try:
-        return parse_query(text) if text else None
+        return QueryParser(text).whole() if text else None
     except (ValueError, LookupError) as error:
         raise invalid("q") from error
 
