@@ -13,6 +13,7 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 
+from cachedfs.demo.jobs import Redirected
 from cachedfs.sim import DriveServer, Quota
 from cachedfs.sim.drive.fields import FIELDS
 from cachedfs.sim.network import Network
@@ -75,38 +76,28 @@ def names(server: DriveServer, q: str, **query: Any) -> list[str]:
     return sorted(item["name"] for item in reply["files"])
 
 
-class Rewriting(httplib2.Http):
-    """An http object that sends requests for Google to the simulation."""
+class Judged(httplib2.Http):
+    """An http object whose replies are checked."""
 
-    endpoint_url = token = ""
-
-    def request(self, uri: str, *args: Any, **kwargs: Any) -> Any:
+    def request(self, uri: str, method: str = "GET", *args: Any, **kwargs: Any) -> Any:
+        response, body = super().request(uri, method, *args, **kwargs)
         parts = urlsplit(uri)
-        if self.token:
-            kwargs["headers"] = {**(kwargs.get("headers") or {}), "authorization": f"Bearer {self.token}"}
-        if parts.netloc.endswith(".googleapis.com"):
-            uri = self.endpoint_url + uri[uri.index(parts.netloc) + len(parts.netloc) :]
-        response, body = super().request(uri, *args, **kwargs)
-        verb = args[0] if args else kwargs.get("method", "GET")
-        judge(verb, uri.removeprefix(self.endpoint_url), response.status, dict(response), body)
+        judge(method, f"{parts.path}?{parts.query}", response.status, dict(response), body)
         return response, body
 
 
-class Credentials:
+class Credentials(Redirected):
     """The credentials that PyDrive2 needs; their http objects send requests to the simulation."""
 
-    access_token_expired, invalid, refresh_token = False, False, None
-
     def __init__(self, server: DriveServer) -> None:
-        self.endpoint_url = server.endpoint_url
-        self._made: list[Rewriting] = []
+        super().__init__(server.endpoint_url)
+        self._made: list[Judged] = []
 
-    def authorize(self, _: Any) -> Rewriting:
-        http = Rewriting()
+    def authorize(self, _: Any) -> Any:
+        http = Judged()
         self._made.append(http)
         http.redirect_codes = http.redirect_codes - {308}  # a 308 is not a redirect in this API
-        http.endpoint_url = self.endpoint_url
-        return http
+        return super().authorize(http)
 
     def close(self) -> None:
         """Close what PyDrive2 leaves open."""
