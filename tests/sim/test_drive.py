@@ -1,7 +1,6 @@
 """The simulated Google Drive, used by PyDrive2 and the Google API client."""
 
 import gzip
-import http.client
 import io
 import json
 import math
@@ -18,6 +17,7 @@ from cachedfs.sim import DriveServer, Quota
 from cachedfs.sim.drive.fields import FIELDS
 from cachedfs.sim.network import Network
 from cachedfs.sim.quota import QUOTAS, Meter
+from tests.sim import browser
 from tests.sim.discovery import problems_of_reply
 
 discovery = pytest.importorskip("googleapiclient.discovery")
@@ -36,22 +36,13 @@ def server() -> Iterator[DriveServer]:
         yield running
 
 
-Reply = tuple[int, Any, bytes]
-
-
 def ask(
     server: DriveServer, target: str, method: str = "GET", body: bytes | None = None, **headers: str
-) -> Reply:
-    """Send one request with a bare client; return status, headers and body."""
-    connection = http.client.HTTPConnection(urlsplit(server.endpoint_url).netloc, timeout=60)
-    try:
-        connection.request(method, target, body, {k.replace("_", "-"): v for k, v in headers.items()})
-        reply = connection.getresponse()
-        data = reply.read()
-        judge(method, target, reply.status, reply.headers, data)
-        return reply.status, reply.headers, data
-    finally:
-        connection.close()
+) -> browser.Reply:
+    """Send one request, and check the reply; return status, headers and body."""
+    reply = browser.ask(server, target, method, body, **headers)
+    judge(method, target, *reply)
+    return reply
 
 
 def judge(verb: str, target: str, status: int, headers: Any, body: bytes) -> None:

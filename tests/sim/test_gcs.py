@@ -21,6 +21,7 @@ import pytest
 from cachedfs.sim import Fault, GCSServer, Profile
 from cachedfs.sim.gcs.store import list_page
 from cachedfs.sim.network import Delay
+from tests.sim.browser import ask
 from tests.support import until
 
 # The class for GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT=false; the other asks for bucket layouts by gRPC over TLS.
@@ -72,22 +73,6 @@ def store(server: GCSServer) -> Any:
     config = {"base_url": server.endpoint_url, "bearer_token": "t"}
     retry = {"max_retries": 2, "retry_timeout": datetime.timedelta(seconds=10)}
     return GCSStore("b", config=config, client_options={"allow_http": True}, retry_config=retry)
-
-
-Reply = tuple[int, Any, bytes]
-
-
-def ask(
-    server: GCSServer, target: str, method: str = "GET", body: bytes | None = None, **headers: str
-) -> Reply:
-    """Send one request with a bare client; return status, headers and body."""
-    connection = http.client.HTTPConnection(urlsplit(server.endpoint_url).netloc, timeout=60)
-    try:
-        connection.request(method, target, body, {k.replace("_", "-"): v for k, v in headers.items()})
-        reply = connection.getresponse()
-        return reply.status, reply.headers, reply.read()
-    finally:
-        connection.close()
 
 
 MEDIA = "/download/storage/v1/b/b/o/k?alt=media"
