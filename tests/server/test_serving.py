@@ -1,7 +1,5 @@
 """`cachedfs.serve`: processes of their own, what they are told, and how they end."""
 
-import contextlib
-import os
 import socket
 import ssl
 import subprocess
@@ -10,6 +8,7 @@ import textwrap
 import urllib.request
 
 import fsspec
+import psutil
 import pytest
 
 import cachedfs
@@ -94,14 +93,7 @@ def test_it_ends_with_the_process_that_started_it(cloud):
     ) as process:
         pid = int(process.stdout.readline().split()[1])
         process.kill()
-
-    def has_ended():
-        with contextlib.suppress(OSError):
-            os.kill(pid, 0)
-            return False
-        return True
-
-    until(has_ended)
+    until(lambda: not psutil.pid_exists(pid))
 
 
 def test_what_cannot_be_served_is_an_error_here(cloud, tmp_path):
