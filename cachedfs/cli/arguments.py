@@ -98,8 +98,8 @@ class CommonOptions(typer.Context):
         return [text for texts in self._values("options") for text in texts]
 
     def in_foreground(self, *more: str) -> list[str]:
-        """Return the command line of this command without `--daemon`; options in `more` win over typed ones."""
-        typed = [text for text in self.meta[TYPED] if text != "--daemon"]
+        """Return this command line without `--daemon` and `--json`; options in `more` win over typed ones."""
+        typed = [text for text in self.meta[TYPED] if text not in ("--daemon", "--json")]
         at = typed.index("--") if "--" in typed else len(typed)
         return [*typed[:at], *more, *typed[at:]]
 
