@@ -38,9 +38,8 @@ class Keys(NamedTuple):
 def check_headers(keys: Keys, method: str, path: str, query: Query, headers: Headers, now: float) -> None:
     """Raise S3Error unless the header Authorization has the signature of this request."""
     fields = headers["Authorization"].partition(" ")[2].split(",")
-    given = dict(field.strip().partition("=")[::2] for field in fields) | {
-        "Date": headers.get("x-amz-date", "")
-    }
+    given = dict(field.strip().partition("=")[::2] for field in fields)
+    given["Date"] = headers.get("x-amz-date", "")
     if abs(_moment(given["Date"]) - now) > SKEW_S:
         raise S3Error("RequestTimeTooSkewed", "The clock of the client differs by more than 15 minutes")
     _check(keys, method, path, query, headers, given, headers.get("x-amz-content-sha256", _NO_PAYLOAD))
@@ -75,9 +74,11 @@ def _check(
     keys: Keys, method: str, path: str, query: Query, headers: Headers, given: Mapping[str, str], payload: str
 ) -> None:
     """Raise S3Error unless `given`, the fields of a signature, has that of the request."""
-    if lacking := [name for name in ("Credential", "SignedHeaders", "Signature") if name not in given]:
-        raise S3Error("AuthorizationHeaderMalformed", f"The signature lacks {lacking[0]}")
-    access, _, scope = given["Credential"].partition("/")
+    try:
+        credential, signed, signature = given["Credential"], given["SignedHeaders"], given["Signature"]
+    except KeyError as error:
+        raise S3Error("AuthorizationHeaderMalformed", f"The signature lacks {error.args[0]}") from None
+    access, _, scope = credential.partition("/")
     date, region, service, last = (scope.split("/") + [""] * 3)[:4]
     if (service, last) != ("s3", "aws4_request") or date != given["Date"][:8]:
         raise S3Error(
@@ -85,15 +86,15 @@ def _check(
         )
     if not hmac.compare_digest(_bytes(access), keys.access.encode()):
         raise S3Error("InvalidAccessKeyId", "There is no such access key; a restart generates new keys")
-    names = given["SignedHeaders"].lower().split(";")
+    names = signed.lower().split(";")
     if "host" not in names:
         raise S3Error("AccessDenied", "The signature must cover the header Host")
     fixed = "\n".join(f"{name}:{_value(headers, name)}" for name in names)
-    rest = f"{_canonical(query)}\n{fixed}\n\n{given['SignedHeaders']}\n{payload}"
+    rest = f"{_canonical(query)}\n{fixed}\n\n{signed}\n{payload}"
     key = _signing_key(keys.secret, date, region)
     digest = hashlib.sha256(_bytes(f"{method}\n{path}\n{rest}")).hexdigest()
     expected = hmac.digest(key, _bytes(f"{ALGORITHM}\n{given['Date']}\n{scope}\n{digest}"), "sha256").hex()
-    if not hmac.compare_digest(expected.encode(), _bytes(given["Signature"])):
+    if not hmac.compare_digest(expected.encode(), _bytes(signature)):
         raise S3Error("SignatureDoesNotMatch", "The secret key, or the way of signing, is another one")
 
 
