@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
     try:
         from cachedfs.cli.app import app
-        from cachedfs.cli.url_arguments import rejoin
+        from cachedfs.cli.urls import rejoin
 
         rejoin(os.environ)
         app(args=None if arguments is None else list(arguments), prog_name="cachedfs")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 import cachedfs
 from cachedfs.cli.output import log_in_lines, print_error, print_json, print_traceback, progress, say
@@ -24,6 +24,7 @@ FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141  # exit statuses; typer exits wit
 STATUS = "[bold]Exit status[/bold] 0: success, 1: failure, 2: wrong usage, 130: Ctrl-C"
 PANEL = "Options of all commands"
 OPTION_HELP = "An option of cachedfs (max_age=0) or of the origin (token=anon); repeatable."
+TYPED = "cachedfs.cli.typed"  # name of the command line in `Context.meta`
 COMMON = ("as_json", "debug", "cache_dir", "options")
 F = TypeVar("F", bound=Callable[..., None])
 # A Drive path that is not quoted, as a shell splits it: one word a line.
@@ -31,8 +32,18 @@ SPLIT = re.compile(
     r".*(drive://|/content/g?drive/|(?<![^\n]))(My\nDrive|Shared\nwith\nme|Shared\ndrives).*", re.IGNORECASE
 )
 
+
+class Program(TyperGroup):
+    """The program, which knows its whole command line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[TYPED] = tuple(args)
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
     name="cachedfs",
+    cls=Program,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -63,7 +74,6 @@ class CommonOptions(typer.Context):
 
     url: str | None = None
     has_failed = False
-    typed: Sequence[str] = ()  # after the command's name
 
     def _values(self, name: str) -> list[Any]:
         """Return the values of an option, those that come later and win at the end."""
@@ -88,14 +98,10 @@ class CommonOptions(typer.Context):
         return [text for texts in self._values("options") for text in texts]
 
     def in_foreground(self, *more: str) -> list[str]:
-        """Return the command line of this command without `--daemon`; options in `more` win over typed ones."""
-        before = self.find_root().params
-        line = [f"--option={text}" for text in before.get("options") or ()]
-        line += ["--debug"] if before.get("debug") else []
-        line += [f"--cache-dir={before['cache_dir']}"] if before.get("cache_dir") is not None else []
-        typed = [text for text in self.typed if text != "--daemon"]
+        """Return this command line without `--daemon` and `--json`; options in `more` win over typed ones."""
+        typed = [text for text in self.meta[TYPED] if text not in ("--daemon", "--json")]
         at = typed.index("--") if "--" in typed else len(typed)
-        return [*line, str(self.info_name), *typed[:at], *more, *typed[at:]]
+        return [*typed[:at], *more, *typed[at:]]
 
     def split(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the options of cachedfs and those of the origin. Raises BadParameter for an invalid one."""
@@ -139,13 +145,21 @@ class CommonOptions(typer.Context):
                 )
         return config
 
+    def say(self, line: str, *, err: bool = False) -> None:
+        """Print a line, unless the result is one JSON document."""
+        if not self.as_json:
+            say(line, err=err)
+
     def show(self, value: Any, *lines: str, err: bool = True) -> None:
         """Print a result: as JSON on stdout, or as lines on stderr, or on stdout unless `err`."""
         if self.as_json:
             print_json(value)
-        else:
-            for line in lines:
-                say(line, err=err)
+        for line in lines:
+            self.say(line, err=err)
+
+    def progress(self, text: str = "", *, total: int | None = None) -> contextlib.AbstractContextManager[Any]:
+        """Show on a terminal how far the command is, unless its result is JSON: see `output.progress`."""
+        return progress(text, is_quiet=self.as_json, total=total)
 
     def show_with_errors(
         self, value: dict[str, Any], text: str, errors: Sequence[tuple[str, Exception]]
@@ -208,7 +222,6 @@ class Command(TyperCommand):
             protocol = "" if found[1] else "drive://"
             whole = shlex.quote(protocol + found[0].replace("\n", " "))
             raise typer.BadParameter(f"the shell split it at its blanks; quote it: {whole}", param_hint="URL")
-        ctx.typed = tuple(args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: CommonOptions) -> None:  # type: ignore[override]
@@ -237,7 +250,7 @@ def handling_errors(options: CommonOptions) -> Iterator[None]:
             yield
             sys.stdout.flush()
             if engines := sys.modules.get("cachedfs.core.engines"):
-                with progress("writing to the cache", is_quiet=options.as_json):
+                with options.progress("writing to the cache"):
                     engines.drain_all()  # while its warnings still go through our handler
         if options.has_failed:
             raise typer.Exit(FAILED)

@@ -13,9 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
+from cachedfs.cli.arguments import flag, option
 from cachedfs.common.user_folders import writable_folder
 
+Daemon = Annotated[bool, flag("Return once it is ready, and serve in the background.", "--daemon")]
+Log = Annotated[str | None, option("FILE", "Log of --daemon.", default="in the user's folder of logs")]
 RUN = "import json, sys; from cachedfs.cli import main; main(json.load(sys.stdin))"
 CHECK_S = 0.05  # between two looks at whether it is ready
 READY_WITHIN_S = 60.0  # after which a start in the background has failed

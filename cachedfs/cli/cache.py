@@ -12,10 +12,8 @@ import typer
 from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, command, flag
-from cachedfs.cli.output import print_json, progress, say
 from cachedfs.cli.stats import cache_of
-from cachedfs.cli.url_arguments import Urls, check_quoted, url_argument
-from cachedfs.cli.urls import Location, at_each, locate
+from cachedfs.cli.urls import Location, Urls, at_each, check_quoted, locate, url_argument
 from cachedfs.common.text import counted
 from cachedfs.errors import CacheError
 
@@ -43,8 +41,7 @@ def pin(common: CommonOptions, urls: Urls) -> None:
     of the cache; blocks that do not fit beside them are not kept.
     """
     done = at_each(urls, common, lambda location: pinned(location, common))
-    if common.as_json:
-        print_json(done)
+    common.show(done)
     may_pin = min((each["may_pin"] for each in done if each["may_pin"] is not None), default=None)
     cache = cache_of(common.config())
     records = (cache.metadata.lookup(identity, path) for identity, path in cache.pins())
@@ -63,7 +60,7 @@ def pinned(location: Location, common: CommonOptions) -> dict[str, Any]:
 
     `cached` is what is cached of them. `may_pin` is what the cache may hold, None if unknown.
     """
-    with progress(f"listing {location.text}", is_quiet=common.as_json):
+    with common.progress(f"listing {location.text}"):
         infos = location.entries()
         for folder in [info for info in infos if info["type"] == "directory"]:
             infos += location.fs.find(folder["name"], detail=True).values()
@@ -73,9 +70,8 @@ def pinned(location: Location, common: CommonOptions) -> dict[str, Any]:
             location.cache.pin(location.identity, *names[at : at + AT_ONCE])
         cached = sum(map(location.cached_bytes, sizes))
     size = sum(sizes.values())
-    if not common.as_json:
-        what = f"{counted(len(sizes), 'object')} of {decimal(size)} pinned, {decimal(cached)} of them cached"
-        say(f"{location.text}: {what}{'' if cached >= size else '; prefetch fetches the rest'}")
+    what = f"{counted(len(sizes), 'object')} of {decimal(size)} pinned, {decimal(cached)} of them cached"
+    common.say(f"{location.text}: {what}{'' if cached >= size else '; prefetch fetches the rest'}")
     found = {"url": location.text, "objects": len(sizes), "bytes": size, "cached": cached}
     return {**found, "may_pin": location.fs.may_hold()}
 
@@ -96,9 +92,13 @@ def unpin(
     unpinned, even if it no longer exists. Cached blocks stay until they are
     evicted.
     """
-    refuse_both_or_none(urls, everything=everything)
-    text = "nothing was pinned", "{} unpinned"
-    at_each_or_all(common, urls, "unpinned", unpinned, lambda n: text[n > 0].format(counted(n, "object")))
+    of = {
+        text: unpinned(location, common)
+        for text, location in cached_locations(urls, everything, common).items()
+    }
+    show_each(
+        common, "unpinned", of, lambda n: f"{counted(n, 'object')} unpinned" if n else "nothing was pinned"
+    )
 
 
 def unpinned(location: Location | None, common: CommonOptions) -> int:
@@ -142,14 +142,15 @@ def evict(
             freed = cache_of(common.config_of_existing()).evict(None, from_shared=True)
             common.show({"freed": freed}, f"{decimal(freed)} freed")
         return
-    refuse_both_or_none(urls, everything=everything)
+    locations = cached_locations(urls, everything, common)
     if everything and not yes:
         if not sys.stdin.isatty():
             what = "there is no terminal to ask for confirmation: add --yes"
             raise typer.BadParameter(what, param_hint="--all")
         typer.confirm("Drop the whole cache?", abort=True, err=True)
-    text = "nothing was cached", "{} freed"
-    at_each_or_all(common, urls, "freed", evicted, lambda n: text[n > 0].format(decimal(n)))
+    with common.progress("looking at the cache"):
+        of = {text: evicted(location, common) for text, location in locations.items()}
+    show_each(common, "freed", of, lambda n: f"{decimal(n)} freed" if n else "nothing was cached")
 
 
 def evicted(location: Location | None, common: CommonOptions) -> int:
@@ -166,42 +167,27 @@ def remove_old_caches(common: CommonOptions) -> None:
         files = (os.path.join(above, name) for above, _, names in os.walk(folder) for name in names)
         of[folder] = sum(os.lstat(file).st_size for file in files)
         shutil.rmtree(folder)
-    if common.as_json:
-        print_json({"freed": sum(of.values()), "of": of})
-        return
-    for folder, n in of.items():
-        say(f"{folder}: {decimal(n)} freed")
-    if not of:
-        say("no earlier release left a cache")
+    lines = [f"{folder}: {decimal(n)} freed" for folder, n in of.items()]
+    lines = lines or ["no earlier release left a cache"]
+    common.show({"freed": sum(of.values()), "of": of}, *lines, err=False)
 
 
-def refuse_both_or_none(urls: list[str] | None, *, everything: bool) -> None:
-    """Raise BadParameter unless exactly one of URLs and `--all` is given."""
+def cached_locations(
+    urls: list[str] | None, everything: bool, common: CommonOptions
+) -> dict[str, Location | None]:
+    """Return what URLs name, or "all" and None for `--all`; asks no origin. Raises BadParameter for both or none."""
     if everything == bool(urls):
         more, name = (", and not both", "--all") if everything else ("", "URL")
         raise typer.BadParameter(f"give URLs, or --all{more}", param_hint=name)
-
-
-def at_each_or_all(
-    common: CommonOptions,
-    urls: list[str] | None,
-    name: str,
-    do: Callable[[Location | None, CommonOptions], int],
-    text: Callable[[int], str],
-) -> None:
-    """Print the number that `do` returns for each URL, or for everything without URLs; asks no origin.
-
-    With --json, `name` is the sum of all.
-    """
     common.config_of_existing()
-    with progress("looking at the cache", is_quiet=common.as_json):
-        locations = {url: locate(url, common, offline=True) for url in urls} if urls else {"all": None}
-        of = {url: do(location, common) for url, location in locations.items()}
-    if common.as_json:
-        print_json({name: sum(of.values()), "of": of})
-        return
-    for url, n in of.items():
-        say(f"{url}: {text(n)}")
+    return {url: locate(url, common, offline=True) for url in urls} if urls else {"all": None}
+
+
+def show_each(common: CommonOptions, name: str, of: dict[str, int], text: Callable[[int], str]) -> None:
+    """Print what was done with each URL; with --json, `name` is the sum of all."""
+    common.show(
+        {name: sum(of.values()), "of": of}, *(f"{url}: {text(n)}" for url, n in of.items()), err=False
+    )
 
 
 @command(
@@ -219,24 +205,20 @@ def verify(common: CommonOptions, urls: Urls) -> None:
     """
 
     def verify_one(location: Location) -> list[dict[str, Any]]:
-        with progress(is_quiet=common.as_json) as bar:
+        with common.progress() as bar:
             results = [each for path in location.paths() for each in location.fs.verify(path, callback=bar)]
         wrong = [each for each in results if not each.ok]
         common.has_failed |= bool(wrong)
-        if not common.as_json:
-            for each in wrong:
-                say(f"{location.url(each.path)}: {counted(len(each.bad), 'block')} dropped: {each.reason}")
-            say(f"{location.text}: {summary(results)}")
+        for each in wrong:
+            common.say(f"{location.url(each.path)}: {counted(len(each.bad), 'block')} dropped: {each.reason}")
+        common.say(f"{location.text}: {summary(results)}")
         values = [each._asdict() for each in results]
         return [{"url": location.url(each.pop("path")), **each} for each in values]
 
-    found = at_each(urls, common, verify_one)
-    if common.as_json:
-        print_json([each for results in found for each in results])
+    common.show([each for results in at_each(urls, common, verify_one) for each in results])
 
 
 def summary(results: list[Verified]) -> str:
-    """Return a summary of all results, in one line."""
     objects = sum(bool(each.blocks or each.bad) for each in results)
     if not objects:
         return "nothing is cached"

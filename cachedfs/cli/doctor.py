@@ -24,14 +24,12 @@ from cachedfs.cli.output import (
     print_json,
     print_table,
     print_traceback,
-    progress,
     rate,
     table_of,
 )
 from cachedfs.cli.speed import median_of_3, timed
 from cachedfs.cli.stats import cache_of, contents, is_too_small, shared_state, text_of, texts_of
-from cachedfs.cli.url_arguments import url_argument
-from cachedfs.cli.urls import Location, locate
+from cachedfs.cli.urls import Location, locate, url_argument
 from cachedfs.common.logging import without_secrets
 from cachedfs.common.text import counted
 from cachedfs.config import Config
@@ -93,7 +91,7 @@ def doctor(
     if url:
         groups["access"] = origin_checks(url, common)
     checks = []
-    with progress("checking the installation", is_quiet=common.as_json) as bar:
+    with common.progress("checking the installation") as bar:
         for name, group in groups.items():
             for check in with_errors(name, group, common):
                 checks.append(check)
@@ -206,8 +204,10 @@ def option_text(value: Any) -> str:
 
 def write_check(root: str) -> Check:
     """Check how fast the disk of the cache is, and whether anything can be written to it."""
+    data = os.urandom(WRITTEN)
     try:
-        took_s = write_seconds(f"{root}/tmp")
+        with tempfile.TemporaryFile(dir=f"{root}/tmp", buffering=0) as file:
+            took_s = timed(lambda: file.write(data)) + timed(lambda: os.fsync(file.fileno()))
     except OSError as error:
         to_do = "Free space on this disk, or set cache_dir to another: until then nothing new is cached"
         return Check("write speed", "fail", f"{root} cannot be written: {error.strerror}", to_do)
@@ -257,19 +257,6 @@ def source_of_directory(common: CommonOptions) -> str:
     if "FSSPEC_CACHEDFS_CACHE_DIR" in os.environ:
         return "FSSPEC_CACHEDFS_CACHE_DIR"
     return "fsspec's configuration" if "cache_dir" in conf.get("cachedfs", {}) else "the default"
-
-
-def write_seconds(folder: str) -> float:
-    """Return how long it takes to write a file of WRITTEN bytes and sync it to disk."""
-    data = os.urandom(WRITTEN)
-    with tempfile.TemporaryFile(dir=folder) as file:
-
-        def write() -> None:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-
-        return timed(write)
 
 
 # The way to the data

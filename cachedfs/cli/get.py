@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Annotated, Any, NamedTuple
@@ -17,9 +17,8 @@ import typer
 from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, argument, command, flag
-from cachedfs.cli.output import progress, rate, say
-from cachedfs.cli.url_arguments import UrlsBeforeTarget, before_target
-from cachedfs.cli.urls import OBJECT_ERRORS, Location, drive_url, locate
+from cachedfs.cli.output import rate
+from cachedfs.cli.urls import OBJECT_ERRORS, Location, UrlsBeforeTarget, before_target, drive_url, locate
 from cachedfs.common.drive_links import is_bare_link, is_drive_link
 from cachedfs.common.text import counted
 
@@ -77,9 +76,8 @@ def get(
     failed_urls = {url for url, _ in errors}
     tops = (each for each in copies if each.is_titled and os.path.dirname(each.local) == folder)
     done.written = [os.path.relpath(each.local) for each in tops if each.url not in failed_urls]
-    if not common.as_json:
-        for path in done.written:
-            say(path)
+    for path in done.written:
+        common.say(path)
     if len(errors) == 1 and not done.files:
         common.url, only = errors[0]
         raise only
@@ -116,9 +114,8 @@ class Copy(NamedTuple):
     def url(self) -> str:
         return self.location.url(self.path)
 
-    @property
     def n_at_once(self) -> int:
-        """The most files of this size that may be in memory at a time."""
+        """Return how many files of this size may be in memory at a time."""
         parts = math.ceil(WINDOW / SMALL if self.size is None else min(WINDOW, self.size) / SMALL)
         return MOST >> max(0, parts - 1).bit_length()
 
@@ -218,61 +215,43 @@ def clash(first: Copy, second: Copy) -> FileExistsError:
 
 def copy(copies: list[Copy], errors: Errors, common: CommonOptions) -> CopyCounts:
     """Make folders and copy files. Add the error of one file to `errors`; raise all others."""
+    import asyncio  # imported here because the help of commands does not need it
 
-    def record(each: Copy, error: Exception) -> None:
-        if isinstance(error, OSError) and error.errno in NOT_A_NAME:
-            error = ValueError(f"{each.url} cannot be a local file: {error.strerror}; read it with cat")
-        elif not isinstance(error, OBJECT_ERRORS):
-            common.url = each.location.text
-            raise error
-        errors.append((each.url, error))
+    from fsspec.asyn import _run_coros_in_chunks
 
-    done, started, files = CopyCounts(), time.perf_counter(), list[Copy]()
+    done, started = CopyCounts(), time.perf_counter()
     if not copies:
         return done
     fetched = copies[0].location.fs.stats().bytes_fetched
-    for each in copies:
+
+    async def copy_one(each: Copy) -> None:
+        part = bar.branched(each.path, each.local)
         try:
             each.make_folder()
-        except OSError as error:
-            record(each, error)
+            if each.is_folder:
+                return
+            await each.location.fs._get_file(each.path, each.local, callback=part)
+        except Exception as error:  # of any kind: what is not of this file stops the others
+            errors.append((each.url, of_one_file(error, each, common)))
         else:
-            files += [] if each.is_folder else [each]
-    copy_files(files, done, record, is_quiet=common.as_json)
+            done.files, done.bytes = done.files + 1, done.bytes + part.value
+            bar.files(done.files, n_files)
+
+    n_files = sum(not each.is_folder for each in copies)
+    with common.progress(total=sum(each.size or 0 for each in copies)) as bar:
+        for n, some in groupby(sorted(copies, key=Copy.n_at_once), Copy.n_at_once):
+            # Not `fs.get`, whose copies would go on in fsspec's thread after Ctrl-C.
+            asyncio.run(_run_coros_in_chunks(list(map(copy_one, some)), batch_size=n, nofiles=True))
     done.seconds = round(time.perf_counter() - started, 3)
     done.from_cache = max(0, done.bytes - (copies[0].location.fs.stats().bytes_fetched - fetched))
     return done
 
 
-def copy_files(
-    files: list[Copy], done: CopyCounts, record: Callable[[Copy, Exception], None], *, is_quiet: bool
-) -> None:
-    """Copy files with fsspec, as many at a time as their sizes permit; `record` gets the error of one."""
-    import asyncio  # imported here because the help of commands does not need it
-
-    from fsspec.callbacks import Callback
-
-    by_local = {each.local: each for each in files}
-
-    class Copies(Callback):  # type: ignore[misc]  # fsspec has no types
-        def branch_coro(self, get_file: Any) -> Any:
-            async def copy_one(path: str, local: str) -> None:
-                part = bar.branched(path, local)
-                try:
-                    await get_file(path, local, callback=part)
-                except Exception as error:  # of any kind: `record` raises what stops the others
-                    record(by_local[local], error)
-                else:
-                    done.files, done.bytes = done.files + 1, done.bytes + part.value
-                    bar.files(done.files, len(files))
-
-            return copy_one
-
-    def group(each: Copy) -> tuple[str, int]:
-        return each.location.fs.fsid, each.n_at_once
-
-    with progress(total=sum(each.size or 0 for each in files), is_quiet=is_quiet) as bar:
-        for (_, n), some in groupby(sorted(files, key=group), group):
-            locations, paths, local, *_ = zip(*some, strict=True)
-            # Not `get`, whose copies would go on in fsspec's thread after Ctrl-C.
-            asyncio.run(locations[0].fs._get(list(paths), list(local), callback=Copies(), batch_size=n))
+def of_one_file(error: Exception, each: Copy, common: CommonOptions) -> Exception:
+    """Return the error to report of a file that was not copied. Raises one that affects other files too."""
+    if isinstance(error, OSError) and error.errno in NOT_A_NAME:
+        return ValueError(f"{each.url} cannot be a local file: {error.strerror}; read it with cat")
+    if isinstance(error, OBJECT_ERRORS):
+        return error
+    common.url = each.location.text
+    raise error

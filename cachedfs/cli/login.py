@@ -9,7 +9,7 @@ import shlex
 import sys
 import webbrowser
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote
 
 import typer
@@ -17,9 +17,6 @@ from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, argument, command, flag, option
 from cachedfs.cli.output import message_of, print_json, print_table, say, table_of
-
-if TYPE_CHECKING:
-    from cachedfs.origins.drive.options import DriveOptions
 
 OUR_OPTIONS = ("as_json", "debug", "options")
 KINDS = {"authorized_user": "user", "service_account": "service account"}
@@ -85,10 +82,13 @@ def login(
     """
     if service != "drive":
         raise typer.BadParameter("only drive has a sign-in; for gs:// use gcloud", param_hint="SERVICE")
+    from fsspec.config import conf
+
     try:
         from cachedfs.origins.base import number
         from cachedfs.origins.drive import accounts, browser_login
         from cachedfs.origins.drive.credentials import SCOPE
+        from cachedfs.origins.drive.options import DriveOptions
     except ImportError as error:
         raise ImportError(
             'signing in to Google Drive needs the extra: pip install "cachedfs[drive]"'
@@ -103,7 +103,8 @@ def login(
         info |= {"scopes": [scope]} if read_only else {}
     else:
         info = signed_in(client, scope, account, no_browser=no_browser)
-    found = browser_login.about(info, drive_options(common).endpoint_url)
+    options = DriveOptions.of({**conf.get("drive", {}), **common.split()[1]})
+    found = browser_login.about(info, options.endpoint_url)
     user, quota = found["user"], found.get("storageQuota") or {}
     email = str(user.get("emailAddress") or info.get("client_email") or user.get("permissionId"))
     if info["type"] == "authorized_user":
@@ -141,7 +142,9 @@ def logout(
     info = sign_in_of(name)
     if info.get("type") != "authorized_user":
         problem = "the key works until you delete it in Google's console" if info else "the file was damaged"
-    elif twins := [each for each in accounts.names() if each != name and is_one_grant(each, info)]:
+    elif twins := [
+        each for each in accounts.names() if each != name and grant_of(sign_in_of(each)) == grant_of(info)
+    ]:
         problem = f"account {twins[0]} is the same sign-in to Google, and goes on"
     else:
         try:
@@ -301,10 +304,9 @@ def sign_in_of(name: str) -> dict[str, Any]:
     return {}
 
 
-def is_one_grant(name: str, info: Mapping[str, Any]) -> bool:
-    """Return whether Google revokes a saved account together with this one."""
-    other = sign_in_of(name)
-    return all(other.get(key) == info.get(key) for key in ("type", "client_id", "account"))
+def grant_of(info: Mapping[str, Any]) -> list[Any]:
+    """Return what Google revokes at once: saved sign-ins of the same client and account."""
+    return [info.get(key) for key in ("type", "client_id", "account")]
 
 
 # What is shown
@@ -314,15 +316,6 @@ def print_lines(text: str) -> None:
     """Print lines on stderr, so that stdout has only the result."""
     for line in text.split("\n"):
         say(line, err=True)
-
-
-def drive_options(common: CommonOptions) -> DriveOptions:
-    """Return the options of Drive, those of fsspec's configuration included."""
-    from fsspec.config import conf
-
-    from cachedfs.origins.drive.options import DriveOptions
-
-    return DriveOptions.of({**conf.get("drive", {}), **common.split()[1]})
 
 
 def described(name: str, info: Mapping[str, Any], *, is_default: bool) -> dict[str, Any]:

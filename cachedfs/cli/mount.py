@@ -7,10 +7,9 @@ import os
 from typing import Annotated
 
 from cachedfs.cli.arguments import CommonOptions, argument, command, flag, option
-from cachedfs.cli.background import log_of, start
+from cachedfs.cli.background import Daemon, Log, log_of, start
 from cachedfs.cli.output import say
-from cachedfs.cli.url_arguments import url_argument
-from cachedfs.cli.urls import Location, locate
+from cachedfs.cli.urls import Location, locate, url_argument
 from cachedfs.common.logging import public_url
 from cachedfs.errors import AccessDenied
 
@@ -27,15 +26,11 @@ def mount(
     url: Annotated[str, url_argument("URL", "The folder to mount.")],
     folder: Annotated[str, argument("FOLDER", "A local folder that exists.")],
     write: Annotated[bool, flag("Allow changes; a file is sent when it is closed.", "--write")] = False,
-    daemon: Annotated[
-        bool, flag("Return once it is mounted, and serve it in the background.", "--daemon")
-    ] = False,
+    daemon: Daemon = False,
     allow_other: Annotated[bool, flag("Let other users in.", "--allow-other")] = False,
     uid: Annotated[int | None, option("N", "Owner of all files.", default="yours")] = None,
     gid: Annotated[int | None, option("N", "Group of all files.", default="yours")] = None,
-    log: Annotated[
-        str | None, option("FILE", "Log of --daemon.", default="in the user's folder of logs")
-    ] = None,
+    log: Log = None,
     temporary: Annotated[
         str | None,
         option(

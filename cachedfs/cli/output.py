@@ -9,7 +9,6 @@ import logging
 import sys
 import threading
 import traceback
-import unicodedata
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, TextIO
@@ -25,21 +24,16 @@ from cachedfs.errors import CachedFSError
 
 NARROW = 80  # terminal columns: below this, names need the space of the time columns
 MOMENT_S = 0.5  # seconds: shorter operations show no spinner
-INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode categories: control, format, surrogate, separators
-JOINERS = "\u200c\u200d"  # format characters that are part of the spelling of words and emoji
-C_ESCAPES = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "\\r"}
+HARMLESS = (
+    "\u200c\u200d\u00a0\u3000"  # not printable for Python, but in the spelling of words and emoji, or a blank
+)
 
 
 def escaped(text: str) -> str:
-    """Return text with invisible characters escaped as `ls -b` does: a name may contain terminal control sequences."""
-    return text if text.isprintable() else "".join(map(_escape, text))
-
-
-def _escape(letter: str) -> str:
-    if letter in JOINERS or unicodedata.category(letter) not in INVISIBLE:
-        return letter
-    octal = (f"\\{byte:03o}" for byte in letter.encode("utf-8", "surrogatepass"))
-    return C_ESCAPES.get(ord(letter)) or "".join(octal)
+    """Return text with invisible characters escaped as in Python: a name may contain terminal control sequences."""
+    return "".join(
+        letter if letter.isprintable() or letter in HARMLESS else repr(letter)[1:-1] for letter in text
+    )
 
 
 def _visible(text: str, stream: TextIO) -> str:
@@ -200,7 +194,6 @@ def print_error(error: Exception, url: str | None, *, as_json: bool) -> None:
 
 
 def print_traceback() -> None:
-    """Print the traceback of the current error on stderr."""
     for line in traceback.format_exc().splitlines():
         say(line, err=True)
 

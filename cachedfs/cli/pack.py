@@ -9,9 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cachedfs.cli.arguments import CommonOptions, command, flag, option
-from cachedfs.cli.output import progress, say
-from cachedfs.cli.url_arguments import url_argument
-from cachedfs.cli.urls import cached_url, drive_url, options_of
+from cachedfs.cli.urls import cached_url, drive_url, options_of, url_argument
 
 KIND_HELP = (
     "Kind of SOURCE: files, lines, jsonl, csv, parquet, feather, hdf5 or tar; default: by its file names."
@@ -71,11 +69,10 @@ def pack(
         target_options=options_of(url_of(target), common),
         **given,
     )
-    if not common.as_json:
-        for line in [*packing.notes, *packing.plan.lines]:
-            say(line, err=True)
+    for line in [*packing.notes, *packing.plan.lines]:
+        common.say(line, err=True)
     common.url = target
-    with progress(is_quiet=common.as_json) as callback:
+    with common.progress() as callback:
         done = packing.run(n_workers=n_workers, client=dask, callback=callback, overwrite=overwrite)
     common.show(dataclasses.asdict(done), *(f"left out: {line}" for line in done.skipped), str(done))
 

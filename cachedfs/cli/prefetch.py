@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, command
-from cachedfs.cli.output import moved, progress, say
-from cachedfs.cli.url_arguments import Urls
-from cachedfs.cli.urls import Location, locate
+from cachedfs.cli.output import moved
+from cachedfs.cli.urls import Location, Urls, locate
 from cachedfs.common.text import counted
 from cachedfs.errors import CachedFSError, CacheError
 
@@ -51,12 +50,11 @@ def prefetch(common: CommonOptions, urls: Urls) -> None:
         items = [each.path + ("/" if each.text.endswith("/") else "") for each in locations]
         with first.fs.prefetch(items) as handle:
             try:
-                is_whole = wait(handle, is_quiet=common.as_json)
+                is_whole = wait(handle, common)
             except KeyboardInterrupt:
                 handle.cancel()
                 done.add(handle.progress)
-                if not common.as_json:
-                    say(f"{done}; run the same command again to continue", err=True)
+                common.say(f"{done}; run the same command again to continue", err=True)
                 raise
             done.add(handle.progress)
             errors += [(first.url(path), error) for path, error in handle.failed]
@@ -64,7 +62,7 @@ def prefetch(common: CommonOptions, urls: Urls) -> None:
                 done.errors += 1
                 errors.append((first.text, full(locations, handle.progress)))
                 break
-        if not wait_until_shared(first, is_quiet=common.as_json):
+        if not wait_until_shared(first, common):
             done.errors += 1
             rest = "not all is in the shared cache, which takes nothing now; `cachedfs export` adds the rest"
             errors.append((first.text, CacheError(f"{first.text}: {rest}")))
@@ -83,7 +81,6 @@ class PrefetchCounts:
     errors: int = 0
 
     def add(self, more: Progress) -> None:
-        """Add the result of a prefetch."""
         self.files += more.items - more.errors
         self.fetched += more.bytes_fetched
         self.here += more.bytes_here
@@ -108,20 +105,20 @@ def full(locations: Sequence[Location], at: Progress) -> CacheError:
     )
 
 
-def wait_until_shared(location: Location, *, is_quiet: bool) -> bool:
+def wait_until_shared(location: Location, common: CommonOptions) -> bool:
     """Wait until what was fetched is in the shared cache, if there is one; return False if that takes nothing."""
     engine = location.fs._objects.engine
     if engine.shared is None:
         return True
-    with progress("writing to the shared cache", is_quiet=is_quiet):
+    with common.progress("writing to the shared cache"):
         engine.drain()
         return engine.shared.finish()
 
 
-def wait(handle: Prefetch, *, is_quiet: bool) -> bool:
+def wait(handle: Prefetch, common: CommonOptions) -> bool:
     """Show the progress of a prefetch until it ends; return False if it stops because the cache is full."""
     held_since = None
-    with progress(is_quiet=is_quiet) as bar:
+    with common.progress() as bar:
         while not (now := handle.progress).is_over:
             bar.set_size(now.bytes_total)
             bar.absolute_update(now.bytes_fetched + now.bytes_here)

@@ -12,9 +12,8 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from cachedfs.cli.arguments import CommonOptions, command, flag, option
-from cachedfs.cli.output import is_narrow, minute_of, print_json, print_table, progress, say, table_of
-from cachedfs.cli.url_arguments import Urls
-from cachedfs.cli.urls import Location, at_each
+from cachedfs.cli.output import is_narrow, minute_of, print_table, progress, table_of
+from cachedfs.cli.urls import Location, Urls, at_each
 from cachedfs.common.types import modified_of
 
 if TYPE_CHECKING:
@@ -40,18 +39,16 @@ def ls(
     """List folders and objects."""
 
     def list_one(location: Location) -> list[dict[str, Any]]:
-        with progress(f"listing {location.text}", is_quiet=common.as_json):
+        with common.progress(f"listing {location.text}"):
             found = entries_of(location, recursive=recursive, with_cached=long)
         if long and not common.as_json and sys.stdout.isatty():
             print_table(listing_of(location, found))
-        elif not common.as_json:
+        else:
             for entry in found:
-                say("\t".join(columns_of(entry)) if long else name_of(entry))
+                common.say("\t".join(columns_of(entry)) if long else name_of(entry))
         return found
 
-    entries = at_each(urls, common, list_one)
-    if common.as_json:
-        print_json([entry for found in entries for entry in found])
+    common.show([entry for found in at_each(urls, common, list_one) for entry in found])
 
 
 def entries_of(location: Location, *, recursive: bool, with_cached: bool) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cachedfs.cli.arguments import CommonOptions, argument, command, option
-from cachedfs.cli.output import print_json, say
+from cachedfs.cli.output import print_json
 from cachedfs.cli.stats import cache_of
 from cachedfs.common.event_log import VARIABLE, log_events
 
@@ -57,9 +57,8 @@ def report(
 
     path = output or Path("report.html")
     path.write_text(page(summary, pictures(summary, held)), encoding="utf-8")
-    if not common.as_json:
-        say(summary.sentence)
-        say(f"{path} is the report", err=True)
+    common.say(summary.sentence)
+    common.say(f"{path} is the report", err=True)
 
 
 def held_by(records: EventRecords, common: CommonOptions) -> list[CachedPath]:

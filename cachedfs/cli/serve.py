@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cachedfs.cli.arguments import CommonOptions, argument, command, flag, option
-from cachedfs.cli.background import log_of, start
+from cachedfs.cli.background import Daemon, Log, log_of, start
 from cachedfs.cli.mount import check_exists
 from cachedfs.cli.output import say
 from cachedfs.cli.urls import cached_url, locate
@@ -56,12 +56,8 @@ def serve(
     metrics_port: Annotated[
         int | None, option("N", "Answer Prometheus at this port of 127.0.0.1.", min=0)
     ] = None,
-    daemon: Annotated[
-        bool, flag("Return once it is ready, and serve in the background.", "--daemon")
-    ] = False,
-    log: Annotated[
-        str | None, option("FILE", "Log of --daemon.", default="in the user's folder of logs")
-    ] = None,
+    daemon: Daemon = False,
+    log: Log = None,
     is_background: Annotated[bool, typer.Option("--is-background", hidden=True)] = False,
 ) -> None:
     """Serve URLs as buckets of a read-only S3 endpoint, until Ctrl-C.

@@ -72,4 +72,4 @@ def demo(common: CommonOptions) -> None:
     """
     from cachedfs.demo.comparison import main as run
 
-    raise typer.Exit(run([]))
+    raise typer.Exit(run())

@@ -16,7 +16,7 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from cachedfs.cli.arguments import CommonOptions, command, flag, option
-from cachedfs.cli.output import is_narrow, minute_of, print_json, print_table, progress, rate, say, table_of
+from cachedfs.cli.output import is_narrow, minute_of, print_json, print_table, rate, say, table_of
 from cachedfs.cli.prometheus import exposition
 from cachedfs.common.text import bars, counted, per_cent
 from cachedfs.config import Config
@@ -72,7 +72,7 @@ def stats(
     if prometheus:
         typer.echo(metrics_of(config), nl=False)
         return
-    with progress("looking at all blocks", is_quiet=common.as_json):
+    with common.progress("looking at all blocks"):
         found, counts, folders = contents(cache, config), cache.counts.total(), folders_of(cache.held())
         quotas = quotas_of(cache)
     if common.as_json:

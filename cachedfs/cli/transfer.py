@@ -9,9 +9,8 @@ import typer
 from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, command
-from cachedfs.cli.output import moved, progress
-from cachedfs.cli.url_arguments import UrlsBeforeTarget, before_target, url_argument
-from cachedfs.cli.urls import drive_url, locate
+from cachedfs.cli.output import moved
+from cachedfs.cli.urls import UrlsBeforeTarget, before_target, drive_url, locate, url_argument
 from cachedfs.common.text import counted
 from cachedfs.errors import CacheError
 
@@ -50,7 +49,7 @@ def export(
     target = drive_url(target) or target
     target_options = common.split()[1] if "://" in target else {}
     started = time.perf_counter()
-    with progress(is_quiet=common.as_json) as callback:
+    with common.progress() as callback:
         done = fs.export_cache(paths, target, target_options, callback=callback)
     seconds = time.perf_counter() - started
     what = f"{counted(done.objects, 'object')}, {counted(done.blocks, 'block')}, {decimal(done.bytes)}"
@@ -78,7 +77,7 @@ def import_(
 
     location = locate(source, common)
     started = time.perf_counter()
-    with progress(is_quiet=common.as_json) as callback:
+    with common.progress() as callback:
         done = import_from(location.fs._objects, location.path, None, callback)
     seconds = time.perf_counter() - started
     fetched = moved(done.bytes, "fetched", seconds)

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from cachedfs.demo.jobs import BATCH, begin, digest, drawn, open_url, read_opened, store_digits
+from cachedfs.demo.jobs import BATCH, begin, digest, drawn, open_url, read_opened
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,8 +33,8 @@ NEEDED = {"rich": "rich", "sklearn": "scikit-learn", "zarr": "zarr", "gcsfs": "g
 # For drive://, and PyDrive2.
 NEEDED |= {"google_auth_httplib2": "google-auth-httplib2", "funcy": "pydrive2[fsspec]"}
 NEEDED |= {"google_crc32c": "google-crc32c"}  # checksums of the simulated clouds
-TEXTS, IMAGES = "demo/stdlib", "demo/digits.zarr"
 WIDTH = 80
+SHARD = 32  # images in a shard, about 4 MB
 # Model of Google Drive mounted in Colab, from measurements that users published.
 MOUNT_LIST_S, MOUNT_BIG = 20.0, 600  # seconds for the first listing of a folder of at least 600 files
 MOUNT_FILE_S = 0.18  # seconds before the first byte of a file
@@ -59,7 +59,6 @@ Now your own data: put cachedfs:: in front of its URL.
 class Case(NamedTuple):
     """A dataset in a simulated cloud, and the jobs that read it with cachedfs and without."""
 
-    protocol: str
     url: str  # without `cachedfs::`
     what: str
     items: Sequence[Any]  # as the jobs return them
@@ -69,26 +68,19 @@ class Case(NamedTuple):
     part: int  # it reads 1/part of the items: all would take minutes
     modeled: Mapping[str, float] = {}  # seconds of Colab's mount
 
-    def digest(self, seed: int = 0, part: int = 1) -> str:
-        """Return the SHA-256 of all items, or of the 1/`part` of them that `drawn` selects."""
-        return digest(self.items[index] for index in sorted(drawn(len(self.items), seed, part)))
+    @property
+    def protocol(self) -> str:
+        return self.url.partition("://")[0]
 
 
-class TimedPass(NamedTuple):
-    """The measurements of one pass of one client over a dataset."""
+class Pass(NamedTuple):
+    """One pass of one reader over a dataset: a line of the table."""
 
+    who: str
     seconds: float
     requests: int  # all requests in the server's log
     sent: int  # bytes of content in the server's log
     hits: int  # blocks served from the cache
-    digest: str  # SHA-256 of the items
-
-
-class Line(NamedTuple):
-    """One line of the table: one pass of one client over a dataset."""
-
-    who: str
-    reading: TimedPass
     is_right: bool  # the bytes are those of the local data
 
 
@@ -96,58 +88,56 @@ class Block(NamedTuple):
     """One dataset: a pass without cachedfs, and three passes with it."""
 
     case: Case
-    plain: Line
-    cached: tuple[Line, ...]
-
-    @property
-    def lines(self) -> tuple[Line, ...]:
-        return (self.plain, *self.cached)
+    plain: Pass
+    cached: tuple[Pass, ...]
 
 
 class ReaderProcess:
-    """A process that runs one of the jobs on request.
+    """A process that reads a dataset on request.
 
-    With `cache_dir` it caches there; with None it reads without cachedfs.
+    With `cache_dir` it caches there; with None it reads a part of the items without cachedfs.
     """
 
-    def __init__(
-        self, server: GCSServer | DriveServer, protocol: str, cache_dir: Path | None, job: str
-    ) -> None:
-        self._server, self._job, prefix = server, job, f"FSSPEC_{protocol.upper()}_"
+    def __init__(self, server: GCSServer | DriveServer, case: Case, cache_dir: Path | None) -> None:
+        self._server, self._case, prefix = server, case, f"FSSPEC_{case.protocol.upper()}_"
         settings = {f"{prefix}TOKEN": "anon", f"{prefix}ENDPOINT_URL": server.endpoint_url}
+        settings["FSSPEC_CONFIG_DIR"] = os.devnull
         if cache_dir:
+            self._job, self._url, self._part = case.job, f"cachedfs::{case.url}", 1
             settings |= {"FSSPEC_CACHEDFS_CACHE_DIR": str(cache_dir), "FSSPEC_CACHEDFS_KEEP_FREE": "0"}
             settings |= {"FSSPEC_CACHEDFS_CONCURRENCY": str(BATCH), "FSSPEC_CACHEDFS_MAX_AGE": str(MAX_AGE_S)}
         else:  # gcsfs would query the bucket layout by gRPC over TLS, which the simulator lacks
-            settings |= {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
+            self._job, self._url, self._part = case.plain_job, case.url, case.part
+            settings["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
         self._process = PROCESSES.Pool(1)
-        self._begun = self._process.apply_async(begin, (job, settings | {"FSSPEC_CONFIG_DIR": os.devnull}))
+        self._begun = self._process.apply_async(begin, (self._job, settings))
 
-    def ready(self) -> Self:
+    def ready(self) -> None:
         """Wait until the process has imported what it needs."""
         self._begun.get()
-        return self
 
-    def read(self, url: str, *, scale: float = 1.0, seed: int = 0, part: int = 1) -> TimedPass:
-        """Open `url`, read 1/`part` of its items, and return the measurements.
-
-        `scale` multiplies all numbers but those of opening.
-        """
-        self.ready()._server.reset()
+    def read(self, who: str, seed: int) -> Pass:
+        """Open the dataset and read it in the order of `seed`; all numbers but those of opening are scaled up."""
+        self.ready()
+        self._server.reset()
         try:
-            opening_s = self._process.apply(open_url, (self._job, url))
+            opening_s = self._process.apply(open_url, (self._job, self._url))
             opening, opening_sent = self._server.count(), self._server.bytes_sent()
-            took_s, hits, found = self._process.apply(read_opened, (self._job, seed, part))
+            took_s, hits, found = self._process.apply(read_opened, (self._job, seed, self._part))
         except Exception as error:  # of any library: say which reader met it
-            error.add_note(f"{self._job} of {url} failed")
+            error.add_note(f"{self._job} of {self._url} failed")
             raise
+        items = self._case.items
+        order = drawn(len(items), seed, self._part)
+        scale = len(items) / len(order)
         reading, sent = self._server.count() - opening, self._server.bytes_sent() - opening_sent
-        return TimedPass(
+        return Pass(
+            who,
             seconds=opening_s + took_s * scale,
             requests=round(opening + reading * scale),
             sent=round(opening_sent + sent * scale),
             hits=hits,
-            digest=found,
+            is_right=found == digest(items[index] for index in sorted(order)),
         )
 
     def __enter__(self) -> Self:
@@ -159,7 +149,6 @@ class ReaderProcess:
 
 
 def profiles() -> dict[str, Profile]:
-    """Return the profiles of the two simulated clouds, by protocol."""
     from cachedfs.sim import PROFILES
 
     # No stalls (30 s in one download of 5,000): one in the sample of PyDrive2 would be scaled to an hour.
@@ -183,19 +172,19 @@ def run(
     from cachedfs.sim import DriveServer, GCSServer
 
     of = profiles()
-    texts = text_case(folder / "drive" / TEXTS, n_texts)
+    texts = text_case(folder / "drive", n_texts)
     with DriveServer(profile or of["drive"], folder=folder / "drive", process=True) as drive:
         report(f"reading {len(texts.items):,} sources of Python's standard library from Drive")
         yield compare(drive, folder, texts)
-    images = image_case(folder / "gs" / IMAGES, n_images, side)
+    images = image_case(folder / "gs", n_images, side)
     with GCSServer(profile or of["gs"], folder=folder / "gs", process=True) as gcs:
         report(f"reading {len(images.items):,} images of a sharded Zarr array from Cloud Storage")
         yield compare(gcs, folder, images)
 
 
-def text_case(folder: Path, count: int) -> Case:
-    """Copy the sources of the standard library to one folder, and return them as a dataset of Drive."""
-    library = Path(sysconfig.get_path("stdlib"))
+def text_case(drive: Path, count: int) -> Case:
+    """Copy the sources of the standard library to one folder of Drive, and return them as a dataset."""
+    library, folder = Path(sysconfig.get_path("stdlib")), drive / "demo/stdlib"
     files = sorted(file for file in library.rglob("*.py") if "site-packages" not in file.parts)[:count]
     folder.mkdir(parents=True)
     items, size = [], 0
@@ -206,15 +195,32 @@ def text_case(folder: Path, count: int) -> Case:
         size += len(data)
     what = f"{len(files):,} Python sources, {size / 1e6:.0f} MB,\nby fs.cat, shuffled, {BATCH} a call"
     who, modeled = "PyDrive2, one file after the other", on_a_mount(len(items), size)
-    url = f"drive://My Drive/{TEXTS}"
-    return Case("drive", url, what, items, "texts", who, "pydrive2", PYDRIVE2_PART, modeled)
+    url = "drive://My Drive/demo/stdlib"
+    return Case(url, what, items, "texts", who, "pydrive2", PYDRIVE2_PART, modeled)
 
 
-def image_case(folder: Path, count: int, side: int) -> Case:
-    """Store handwritten digits as a Zarr array, and return them as a dataset of Cloud Storage."""
-    found = store_digits(folder, side, count)
-    what = f"{len(found):,} digit images, {found.nbytes / 1e6:.0f} MB,\nby zarr, shuffled, 1 a call"
-    return Case("gs", f"gs://{IMAGES}", what, found, "zarr", "gcsfs without cachedfs", "zarr", GCSFS_PART)
+def image_case(clouds: Path, count: int, side: int) -> Case:
+    """Store scikit-learn's handwritten digits as a sharded Zarr v3 array, one image a chunk; return the dataset.
+
+    They have 8 x 8 pixels each, and are enlarged to `side` x `side` bytes.
+    """
+    import numpy as np
+    import zarr
+    from sklearn.datasets import load_digits
+
+    small = (load_digits().images[:count] * 15).astype(np.uint8)
+    images = small.repeat(side // 8, axis=1).repeat(side // 8, axis=2)
+    array = zarr.open_group(clouds / "demo/digits.zarr", mode="w").create_array(
+        "images",
+        shape=images.shape,
+        dtype=images.dtype,
+        chunks=(1, side, side),
+        shards=(SHARD, side, side),
+        compressors=None,  # enlarged pixels would compress to nearly nothing
+    )
+    array[:] = images
+    what = f"{len(images):,} digit images, {images.nbytes / 1e6:.0f} MB,\nby zarr, shuffled, 1 a call"
+    return Case("gs://demo/digits.zarr", what, images, "zarr", "gcsfs without cachedfs", "zarr", GCSFS_PART)
 
 
 def on_a_mount(n_files: int, size: int) -> dict[str, float]:
@@ -225,26 +231,19 @@ def on_a_mount(n_files: int, size: int) -> dict[str, float]:
 
 def compare(server: GCSServer | DriveServer, folder: Path, case: Case) -> Block:
     """Measure three passes with cachedfs, starting with an empty cache, and one without."""
-    cache_dir, part = folder / f"{case.protocol}-cache", case.part
+    cache_dir = folder / f"{case.protocol}-cache"
     with ExitStack() as stack:
-        first, new, uncached = (
-            stack.enter_context(ReaderProcess(server, case.protocol, where, job))
-            for where, job in ((cache_dir, case.job), (cache_dir, case.job), (None, case.plain_job))
+        # They import at the same time, before the first measurement.
+        first, new, plain = (
+            stack.enter_context(ReaderProcess(server, case, where)) for where in (cache_dir, cache_dir, None)
         )
-        for reader in (first, new, uncached):  # they import at the same time, before the first measurement
+        for reader in (first, new, plain):
             reader.ready()
         passes = {"first pass": first, "second pass": first, "new process": new}
-        found = [
-            reader.read(f"cachedfs::{case.url}", seed=seed) for seed, reader in enumerate(passes.values())
+        cached = [
+            reader.read(f"cachedfs, {when}", seed) for seed, (when, reader) in enumerate(passes.items())
         ]
-        scale = len(case.items) / len(drawn(len(case.items), 1, part))
-        plain = uncached.read(case.url, scale=scale, seed=1, part=part)
-    right = case.digest()
-    cached = (
-        Line(f"cachedfs, {when}", each, each.digest == right)
-        for when, each in zip(passes, found, strict=True)
-    )
-    return Block(case, Line(case.plain, plain, plain.digest == case.digest(1, part)), tuple(cached))
+        return Block(case, plain.read(case.plain, seed=1), tuple(cached))
 
 
 def table_of(blocks: Sequence[Block]) -> Table:
@@ -259,26 +258,24 @@ def table_of(blocks: Sequence[Block]) -> Table:
         table.add_column(head, justify="right", no_wrap=True, width=width)
     for case, plain, cached in blocks:
         table.add_row(f"{CLOUDS[case.protocol]}:\n{case.what}", style="bold")
-        cells = (f"~{plain.reading.seconds:,.0f}", f"~{plain.reading.requests:,}")
+        cells = (f"~{plain.seconds:,.0f}", f"~{plain.requests:,}")
         table.add_row(f"  {plain.who}", *cells, style=style_of(plain))
         for when, seconds in case.modeled.items():
             table.add_row(f"  Colab's mount (model), {when}", f"{seconds:,.2f}")
-        for line in cached:
-            seconds, requests, sent, hits, _ = line.reading
-            times = plain.reading.seconds / seconds
-            shown = (f"{seconds:,.2f}", f"{requests:,}", f"{sent / 1e6:.0f}", f"{hits:,}")
+        for each in cached:
+            times = plain.seconds / each.seconds
+            shown = (f"{each.seconds:,.2f}", f"{each.requests:,}", f"{each.sent / 1e6:.0f}", f"{each.hits:,}")
             faster = f"{times:,.{0 if times >= 10 else 1}f}"
-            table.add_row(f"  {line.who}", *shown, faster, style=style_of(line))
+            table.add_row(f"  {each.who}", *shown, faster, style=style_of(each))
         table.add_section()
     return table
 
 
-def style_of(line: Line) -> str | None:
-    return None if line.is_right else "bold red"
+def style_of(each: Pass) -> str | None:
+    return None if each.is_right else "bold red"
 
 
 def describe(cloud: str, profile: Profile) -> str:
-    """Return a description of a simulated cloud."""
     from cachedfs.sim import PROFILES
 
     less = " without its stalls" if PROFILES[profile.name].stall_rate > profile.stall_rate else ""
@@ -306,19 +303,19 @@ def show(console: Console) -> int:
         blocks = list(run(Path(folder), report=report))
     console.print(table_of(blocks))
     console.print(f"\n{LEGEND}", highlight=False)
-    lines = [(block.case.what, line) for block in blocks for line in block.lines]
-    wrong = [f"{' '.join(what.split())}: {line.who}" for what, line in lines if not line.is_right]
+    passes = [(block.case.what, each) for block in blocks for each in (block.plain, *block.cached)]
+    wrong = [f"{' '.join(what.split())}: {each.who}" for what, each in passes if not each.is_right]
     if wrong:
         console.print(f"WRONG BYTES: {'; '.join(wrong)}", style="bold red")
         return 1
     took = time.perf_counter() - start
-    right = f"All {len(lines)} measured passes gave the right bytes (SHA-256). {took:.0f} s in all."
+    right = f"All {len(passes)} measured passes gave the right bytes (SHA-256). {took:.0f} s in all."
     console.print(right, highlight=False)
     console.print(f"\n{YOURS}", highlight=False, markup=False)
     return 0
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> int:
     """Run the demo from the command line; return the exit status (1: wrong bytes)."""
     missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:

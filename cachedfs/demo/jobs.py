@@ -1,6 +1,6 @@
-"""The jobs of the demo's readers, as a user would write them; they run in processes of their own.
+"""The jobs of the demo's readers, as a user would write them, and what the process of a reader does with one.
 
-`open_*` takes a URL; `read_*` takes its result and returns the items it drew, in the order of the dataset, so that
+`open_*` takes a URL; `read_*` takes its result, and returns the drawn items in the order of the dataset, so that
 their digest does not depend on the order of reading.
 """
 
@@ -17,11 +17,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 BATCH = 128  # files in one call
-SHARD = 32  # images in a shard, about 4 MB
 TRIES = 3  # attempts of each PyDrive2 call
 
 
@@ -47,7 +45,7 @@ def open_texts(url: str) -> tuple[Any, list[str]]:
 
 
 def read_texts(opened: tuple[Any, list[str]], seed: int, part: int) -> list[bytes]:
-    """Read 1/`part` of the files in random order, in batches; return their names and contents."""
+    """Read files in batches; return their names and contents."""
     fs, names = opened
     order = [names[index] for index in drawn(len(names), seed, part)]
     found: dict[str, bytes] = {}
@@ -68,14 +66,13 @@ def open_by_pydrive2(url: str) -> tuple[Any, list[str]]:
 
 
 def read_by_pydrive2(opened: tuple[Any, list[str]], seed: int, part: int) -> list[bytes]:
-    """Read 1/`part` of the files, one by one (PyDrive2 has no batch call); return names and contents."""
+    """Read files one by one (PyDrive2 has no batch call); return their names and contents."""
     fs, names = opened
-    found = {index: stubborn(fs.cat_file, names[index]) for index in drawn(len(names), seed, part)}
-    return [named(names[index], found[index]) for index in sorted(found)]
+    found = {names[index]: stubborn(fs.cat_file, names[index]) for index in drawn(len(names), seed, part)}
+    return [named(name, found[name]) for name in sorted(found)]
 
 
 def named(path: str, content: bytes) -> bytes:
-    """Return the name and content of a file as one item."""
     return path.rpartition("/")[2].encode() + content
 
 
@@ -100,63 +97,44 @@ class Redirected:
         ask = http.request
 
         def request(uri: str, *args: Any, **options: Any) -> Any:
-            return ask(
-                re.sub(r"^https://[a-z.]+\.googleapis\.com", self._endpoint_url, uri), *args, **options
-            )
+            uri = re.sub(r"^https://[a-z.]+\.googleapis\.com", self._endpoint_url, uri)
+            return ask(uri, *args, **options)
 
         http.request = request
         return http
 
 
 def open_by_zarr(url: str) -> Any:
-    """Return the images as a Zarr array."""
     import zarr
 
     return zarr.open_group(url, mode="r", zarr_format=3)["images"]
 
 
 def read_by_zarr(images: Any, seed: int, part: int) -> list[Any]:
-    """Read 1/`part` of the images, one at a time in random order, as training does."""
+    """Read images one at a time, as training does."""
     found = {index: images[index] for index in drawn(images.shape[0], seed, part)}
     return [found[index] for index in sorted(found)]
 
 
-def store_digits(folder: Path, side: int, count: int) -> Any:
-    """Store scikit-learn's handwritten digits as a sharded Zarr v3 array, one image a chunk; return them.
+class Job(NamedTuple):
+    """How a reader opens a URL, and reads 1/`part` of its items in the random order of `seed`."""
 
-    They have 8 x 8 pixels each, and are enlarged to `side` x `side` bytes.
-    """
-    import numpy as np
-    import zarr
-    from sklearn.datasets import load_digits
-
-    small = (load_digits().images[:count] * 15).astype(np.uint8)
-    images = small.repeat(side // 8, axis=1).repeat(side // 8, axis=2)
-    array = zarr.open_group(folder, mode="w").create_array(
-        "images",
-        shape=images.shape,
-        dtype=images.dtype,
-        chunks=(1, side, side),
-        shards=(SHARD, side, side),
-        compressors=None,  # enlarged pixels would compress to nearly nothing
-    )
-    array[:] = images
-    return images
+    module: str  # imported before the time is taken
+    open: Callable[[str], Any]
+    read: Callable[[Any, int, int], list[Any]]
 
 
-JOBS: dict[str, tuple[Callable[[str], Any], Callable[[Any, int, int], list[Any]]]] = {
-    "texts": (open_texts, read_texts),
-    "pydrive2": (open_by_pydrive2, read_by_pydrive2),
-    "zarr": (open_by_zarr, read_by_zarr),
+JOBS = {
+    "texts": Job("cachedfs.filesystem", open_texts, read_texts),
+    "pydrive2": Job("pydrive2.fs", open_by_pydrive2, read_by_pydrive2),
+    "zarr": Job("zarr", open_by_zarr, read_by_zarr),
 }
-MODULES = {
-    "texts": "cachedfs.filesystem",
-    "pydrive2": "pydrive2.fs",
-    "zarr": "zarr",
-}  # imported before the time is taken
 
 
 # What the process of a reader does: `begin`, then `open_url` and `read_opened` in turn.
+
+_opened: Any = None  # the result of `open_url`
+_stats: Callable[[], Any] | None = None  # of the filesystem that reads it
 
 
 def begin(job: str, settings: Mapping[str, str]) -> None:
@@ -170,11 +148,7 @@ def begin(job: str, settings: Mapping[str, str]) -> None:
 
     fsspec.config.conf.clear()
     fsspec.config.set_conf_env(fsspec.config.conf)
-    importlib.import_module(MODULES[job])
-
-
-_opened: Any = None  # the result of `open_url`
-_stats: Callable[[], Any] | None = None  # of the filesystem that reads it
+    importlib.import_module(JOBS[job].module)
 
 
 def open_url(job: str, url: str) -> float:
@@ -183,11 +157,10 @@ def open_url(job: str, url: str) -> float:
     import fsspec
 
     _stats = getattr(fsspec.url_to_fs(url)[0], "stats", None)
-    atexit.register(
-        os._exit, 0
-    )  # finalizers of libraries print a traceback if the process is ended meanwhile
+    # Finalizers of libraries print a traceback if the process is ended meanwhile.
+    atexit.register(os._exit, 0)
     started = time.perf_counter()
-    _opened = JOBS[job][0](url)
+    _opened = JOBS[job].open(url)
     return time.perf_counter() - started
 
 
@@ -195,7 +168,7 @@ def read_opened(job: str, seed: int, part: int) -> tuple[float, int, str]:
     """Read 1/`part` of the items; return how long it took, the hits, and the digest of the items."""
     before = _stats().hits if _stats else 0
     started = time.perf_counter()
-    items = JOBS[job][1](_opened, seed, part)
+    items = JOBS[job].read(_opened, seed, part)
     took_s = time.perf_counter() - started
     if engines := sys.modules.get("cachedfs.core.engines"):
         engines.drain_all()  # for the next process

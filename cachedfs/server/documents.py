@@ -35,13 +35,11 @@ def _time(at: float) -> str:
 
 
 def error_document(error: S3Error, path: str) -> bytes:
-    """Return the document of an error."""
     elements = {"Code": error.code, "Message": error.message, "Resource": path, **error.details}
     return _document("Error", *(_element(*each) for each in elements.items()), namespace=False)
 
 
 def buckets_document(names: Iterable[str], created: float) -> bytes:
-    """Return the answer to ListBuckets."""
     rows = (
         f"<Bucket>{_element('Name', name)}{_element('CreationDate', _time(created))}</Bucket>"
         for name in names
@@ -58,14 +56,10 @@ def location_document() -> bytes:
 def page_document(asked: dict[str, object], table: KeyTable, page: KeyPage, *, is_encoded: bool) -> bytes:
     """Return the answer to ListObjects or ListObjectsV2. `asked` are the elements about the request."""
     encoded: Callable[[str], str] = quoted if is_encoded else str
+    texts = ("Prefix", "Delimiter", "StartAfter", "Marker", "NextMarker")
+    fields = (_element(name, encoded(str(each)) if name in texts else each) for name, each in asked.items())
     groups = (f"<CommonPrefixes>{_element('Prefix', encoded(each))}</CommonPrefixes>" for each in page.groups)
-    return _document("ListBucketResult", *_fields(asked, encoded), *_contents(table, page, encoded), *groups)
-
-
-def _fields(asked: dict[str, object], encoded: Callable[[str], str]) -> Iterator[str]:
-    names = ("Prefix", "Delimiter", "StartAfter", "Marker", "NextMarker")
-    for name, value in asked.items():
-        yield _element(name, encoded(str(value)) if name in names else value)
+    return _document("ListBucketResult", *fields, *_contents(table, page, encoded), *groups)
 
 
 def _contents(table: KeyTable, page: KeyPage, encoded: Callable[[str], str]) -> Iterator[str]:

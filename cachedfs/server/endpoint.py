@@ -109,7 +109,8 @@ class Endpoint:
         self, request: web.BaseRequest, asked: S3Request, cors: dict[str, str], *, is_signed: bool
     ) -> web.StreamResponse:
         bucket, wanted = self._buckets[asked.bucket], slice_of(request.headers.get("Range"))
-        for tries_left in reversed(range(TRIES)):
+        tries_left = TRIES
+        while True:
             try:
                 entry, download = await bucket.open(asked.key, wanted)
             except IsADirectoryError:
@@ -127,9 +128,9 @@ class Endpoint:
                 return await _stream(request, bucket, entry, want, download, status, headers)
             except (ObjectChanged, ChecksumMismatch):  # before the first byte: the next version may answer
                 bucket.expire(entry)
+                tries_left -= 1
                 if not tries_left:
                     raise
-        raise AssertionError("unreachable")
 
     # Keys.
 

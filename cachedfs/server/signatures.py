@@ -35,46 +35,26 @@ class Keys(NamedTuple):
     secret: str
 
 
-class _Signed(NamedTuple):
-    """The fields of a signature, as a request gives them."""
-
-    credential: str
-    at: str
-    headers: str
-    signature: str
-    payload: str
-
-
 def check_headers(keys: Keys, method: str, path: str, query: Query, headers: Headers, now: float) -> None:
     """Raise S3Error unless the header Authorization has the signature of this request."""
     fields = headers["Authorization"].partition(" ")[2].split(",")
     given = dict(field.strip().partition("=")[::2] for field in fields)
-    payload = headers.get("x-amz-content-sha256", _NO_PAYLOAD)
-    signed = _signed(given, headers.get("x-amz-date", ""), payload)
-    sent_at = _moment(signed.at)
-    if abs(sent_at - now) > SKEW_S:
+    given["Date"] = headers.get("x-amz-date", "")
+    if abs(_moment(given["Date"]) - now) > SKEW_S:
         raise S3Error("RequestTimeTooSkewed", "The clock of the client differs by more than 15 minutes")
-    _check(keys, method, path, query, headers, signed)
+    _check(keys, method, path, query, headers, given, headers.get("x-amz-content-sha256", _NO_PAYLOAD))
 
 
 def check_query(keys: Keys, method: str, path: str, query: Query, headers: Headers, now: float) -> None:
     """Raise S3Error unless this request has a presigned URL that has not expired."""
-    names = {name.removeprefix("X-Amz-"): value for name, value in query}
-    signed = _signed(names, names.get("Date", ""), _UNSIGNED)
-    sent_at, expires = _moment(signed.at), names.get("Expires", "")
+    given = {name.removeprefix("X-Amz-"): value for name, value in query}
+    sent_at, expires = _moment(given.get("Date", "")), given.get("Expires", "")
     if not (re.fullmatch("[0-9]{1,6}", expires) and 1 <= int(expires) <= MOST_EXPIRES_S):
         raise S3Error("AuthorizationHeaderMalformed", "X-Amz-Expires must be 1 to 604800 seconds")
     if not -SKEW_S <= now - sent_at <= int(expires):
         raise S3Error("AccessDenied", "Request has expired, or is of the future")
     unsigned = tuple(each for each in query if each[0] != "X-Amz-Signature")
-    _check(keys, method, path, unsigned, headers, signed)
-
-
-def _signed(given: Mapping[str, str], at: str, payload: str) -> _Signed:
-    try:
-        return _Signed(given["Credential"], at, given["SignedHeaders"], given["Signature"], payload)
-    except KeyError as error:
-        raise S3Error("AuthorizationHeaderMalformed", f"The signature lacks {error.args[0]}") from None
+    _check(keys, method, path, unsigned, headers, given, _UNSIGNED)
 
 
 @functools.lru_cache(256)
@@ -90,24 +70,31 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _check(keys: Keys, method: str, path: str, query: Query, headers: Headers, signed: _Signed) -> None:
-    access, _, scope = signed.credential.partition("/")
+def _check(
+    keys: Keys, method: str, path: str, query: Query, headers: Headers, given: Mapping[str, str], payload: str
+) -> None:
+    """Raise S3Error unless `given`, the fields of a signature, has that of the request."""
+    try:
+        credential, signed, signature = given["Credential"], given["SignedHeaders"], given["Signature"]
+    except KeyError as error:
+        raise S3Error("AuthorizationHeaderMalformed", f"The signature lacks {error.args[0]}") from None
+    access, _, scope = credential.partition("/")
     date, region, service, last = (scope.split("/") + [""] * 3)[:4]
-    if (service, last) != ("s3", "aws4_request") or date != signed.at[:8]:
+    if (service, last) != ("s3", "aws4_request") or date != given["Date"][:8]:
         raise S3Error(
             "AuthorizationHeaderMalformed", "The credential must be KEY/DATE/REGION/s3/aws4_request"
         )
     if not hmac.compare_digest(_bytes(access), keys.access.encode()):
         raise S3Error("InvalidAccessKeyId", "There is no such access key; a restart generates new keys")
-    names = signed.headers.lower().split(";")
+    names = signed.lower().split(";")
     if "host" not in names:
         raise S3Error("AccessDenied", "The signature must cover the header Host")
     fixed = "\n".join(f"{name}:{_value(headers, name)}" for name in names)
-    rest = f"{_canonical(query)}\n{fixed}\n\n{signed.headers}\n{signed.payload}"
+    rest = f"{_canonical(query)}\n{fixed}\n\n{signed}\n{payload}"
     key = _signing_key(keys.secret, date, region)
     digest = hashlib.sha256(_bytes(f"{method}\n{path}\n{rest}")).hexdigest()
-    expected = hmac.digest(key, _bytes(f"{ALGORITHM}\n{signed.at}\n{scope}\n{digest}"), "sha256").hex()
-    if not hmac.compare_digest(expected.encode(), _bytes(signed.signature)):
+    expected = hmac.digest(key, _bytes(f"{ALGORITHM}\n{given['Date']}\n{scope}\n{digest}"), "sha256").hex()
+    if not hmac.compare_digest(expected.encode(), _bytes(signature)):
         raise S3Error("SignatureDoesNotMatch", "The secret key, or the way of signing, is another one")
 
 

@@ -61,7 +61,9 @@ def _say(value: Mapping[str, Any]) -> None:
 async def _serve(settings: Mapping[str, Any]) -> None:
     fsspec.config.conf.update(settings["conf"])
     buckets = _buckets(settings)
-    server = http_server(_endpoint(settings, buckets))
+    keys = Keys(*settings["keys"]) if settings["keys"] else None
+    access = AccessRules(keys, settings["domains"], settings["origins"])
+    server = http_server(Endpoint(buckets, access, tuple(settings["domains"])))
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     opening = asyncio.gather(*(bucket.open_origin() for bucket in buckets.values()))
 
@@ -103,13 +105,6 @@ def _buckets(settings: Mapping[str, Any]) -> dict[str, Bucket]:
         fs, path = filesystem_at(url, options)
         buckets[name] = Bucket(fs, fs._strip(path))
     return buckets
-
-
-def _endpoint(settings: Mapping[str, Any], buckets: Mapping[str, Bucket]) -> Endpoint:
-    keys = Keys(*settings["keys"]) if settings["keys"] else None
-    return Endpoint(
-        buckets, AccessRules(keys, settings["domains"], settings["origins"]), tuple(settings["domains"])
-    )
 
 
 def _tls(files: tuple[str, str] | None) -> ssl.SSLContext | None:

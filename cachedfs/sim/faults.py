@@ -119,7 +119,6 @@ class Door:
         self._listener: asyncio.Server | None = None
 
     def unlock(self) -> None:
-        """Accept connections from now on. Has no effect if unlocked."""
         if self._opening is None:
             # Inherited by every connection. A small send buffer keeps unread bytes of a body from counting as sent.
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
@@ -131,7 +130,6 @@ class Door:
         self._listener = await loop.create_server(self._server, sock=self._sock, backlog=_BACKLOG)
 
     def lock(self) -> None:
-        """Refuse connections. Has no effect if locked."""
         if self._opening is not None:
             address = self._sock.getsockname()
             self.close()
@@ -140,7 +138,6 @@ class Door:
             self._sock.bind(address)  # bound but not listening: connections are refused
 
     def close(self) -> None:
-        """Stop listening and release the port."""
         if self._opening is not None:
             self._opening.cancel()
         if self._listener is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cachedfs.sim.stored_objects import NO_BODY, Body, DataBody
+from cachedfs.sim.stored_objects import NO_BODY, Body
 
 JSON = {"Content-Type": "application/json; charset=UTF-8"}
 _REASONS = {400: "invalid", 401: "authError", 403: "forbidden", 404: "notFound", 409: "conflict"}
@@ -100,7 +100,6 @@ class Call:
         return self.headers.get("host", "127.0.0.1")
 
     def flag(self, name: str) -> bool:
-        """Return True if a parameter is true."""
         return self.query.get(name, "").lower() == "true"
 
     def json(self) -> dict[str, Any]:
@@ -118,10 +117,6 @@ class Response:
     body: Body = NO_BODY
     n_items: int = 0  # items of a listing, which add to its latency
     is_chunked: bool = False  # sent without Content-Length
-
-
-def json_response(value: dict[str, Any], status: int = 200, *, n_items: int = 0) -> Response:
-    return Response(status, dict(JSON), DataBody(json.dumps(value).encode()), n_items)
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,7 +269,6 @@ class Network:
         return (self._clock() - self._start) * self.time_scale
 
     async def sleep_until(self, at: float) -> None:
-        """Wait until the simulated time `at`."""
         if (left := at - self.now()) > 0:
             await asyncio.sleep(left / self.time_scale)
 

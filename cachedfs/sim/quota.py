@@ -66,15 +66,15 @@ class Budget:
         self._rate, self._size = rate, size
         self._left, self._at = size, 0.0
 
-    def has(self, n: float, now: float) -> bool:
-        """Return True if `n` tokens are available at time `now`."""
+    def take(self, n: float, now: float) -> bool:
+        """Take `n` tokens at time `now`; return False, without taking any, if there are fewer."""
         if self._rate < math.inf:
             self._left = min(self._left + (now - self._at) * self._rate, self._size)
             self._at = now
-        return n <= self._left
-
-    def take(self, n: float) -> None:
+        if n > self._left:
+            return False
         self._left -= n
+        return True
 
 
 class Minute:
@@ -86,7 +86,6 @@ class Minute:
         self._used = 0.0
 
     def has(self, n: float, now: float) -> bool:
-        """Return True if `n` units are left at time `now`."""
         since = now // _MINUTE_S * _MINUTE_S if self._is_fixed else now - _MINUTE_S
         while self._taken and self._taken[0][0] < since:
             self._used -= self._taken.popleft()[1]
@@ -125,26 +124,15 @@ class Meter:
     def create(self, user: str, now: float) -> bool:
         """Count a new item of a user; return False, without counting it, if the limit is reached."""
         rate = self.quota.creates_per_s
-        return _taken(self._budget(rate, max(rate, 1.0), "creates", user), 1, now)
+        return self._budget(rate, max(rate, 1.0), "creates", user).take(1, now)
 
     def download(self, file_id: str, n_bytes: float, now: float) -> bool:
         """Count requested bytes of a file; return False, without counting them, if the limit is reached."""
         size = self.quota.file_bytes
-        return _taken(self._budget(size / _DAY_S, size, "file", file_id), n_bytes, now)
+        return self._budget(size / _DAY_S, size, "file", file_id).take(n_bytes, now)
 
     def _minute(self, limit: float, *name: str) -> Minute:
-        if name not in self._minutes:
-            self._minutes[name] = Minute(limit, is_fixed=self.quota.minute == "fixed")
-        return self._minutes[name]
+        return self._minutes.setdefault(name, Minute(limit, is_fixed=self.quota.minute == "fixed"))
 
     def _budget(self, rate: float, size: float, *name: str) -> Budget:
-        if name not in self._budgets:
-            self._budgets[name] = Budget(rate, size)
-        return self._budgets[name]
-
-
-def _taken(budget: Budget, n: float, now: float) -> bool:
-    allowed = budget.has(n, now)
-    if allowed:
-        budget.take(n)
-    return allowed
+        return self._budgets.setdefault(name, Budget(rate, size))

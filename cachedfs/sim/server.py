@@ -40,7 +40,6 @@ class _PreciseSelector(selectors.DefaultSelector):
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop with precise timers."""
     return asyncio.SelectorEventLoop(_PreciseSelector())
 
 

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 from aiohttp import web
 
 from cachedfs.sim.faults import DROP, Door, Fault, SpoiltBody, hang_up
-from cachedfs.sim.messages import JSON, Call, Refusal, Request, Response, Route, json_response, unauthorized
+from cachedfs.sim.messages import JSON, Call, Refusal, Request, Response, Route, unauthorized
 from cachedfs.sim.network import Network
 from cachedfs.sim.stored_objects import Body, DataBody
 
@@ -66,7 +66,6 @@ class Service(ABC):
     # Commands change the state behind the API: method `name` of the server handle calls `do_name` here.
     # Arguments are JSON, `data` is bytes; results are JSON or bytes.
     def command(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Run the command `do_<name>` and return its result."""
         return getattr(self, f"do_{name}")(**arguments)
 
     def do_log(self) -> list[dict[str, Any]]:
@@ -107,7 +106,7 @@ class Service(ABC):
         self._tokens = None if tokens is None else set(tokens)
 
     def do_forbid(self, bucket: str, forbidden: bool = True) -> None:
-        """Answer 403 to all requests about this bucket (at Drive, about this item id), or stop doing so."""
+        """Answer 403 to all requests about this bucket, or stop doing so. Drive has no buckets."""
         (self._forbidden.add if forbidden else self._forbidden.discard)(bucket)
 
     # Serving
@@ -207,23 +206,21 @@ class Service(ABC):
         return answer
 
     def answer(self, call: Call, route: Route) -> Response:
-        """Execute a call and return its reply; errors become error replies."""
         try:
             self._admit(call, route)
             reply = route.act(call)
             if isinstance(reply, Response):
                 return reply
-            lists = [value for value in reply.values() if isinstance(value, list)]
-            return json_response(
-                reply, n_items=sum(map(len, lists)) if route.kind in ("list", "change") else 0
-            )
+            n_items = 0
+            if route.kind in ("list", "change"):
+                n_items = sum(len(value) for value in reply.values() if isinstance(value, list))
+            return Response(200, dict(JSON), DataBody(json.dumps(reply).encode()), n_items)
         except Refusal as refusal:
             return self.render(route.style, refusal)
         except (ValueError, LookupError) as error:  # an invalid value in the request
             return self.render(route.style, Refusal(400, f"Invalid request: {error!r}"))
 
     def _admit(self, call: Call, route: Route) -> None:
-        """Raise Refusal unless the caller is authorized."""
         if self._tokens is not None:
             given = call.headers.get("authorization", "").removeprefix("Bearer ")
             if given not in self._tokens:

@@ -59,11 +59,9 @@ class Content:
     size: int
 
     def body(self, start: int, stop: int) -> Body:
-        """Return the bytes `[start:stop]` as a body."""
         if isinstance(self.data, Path):
             return FileBody(self.data, start, stop)
         return DataBody(memoryview(self.data)[start:stop])
 
     def content(self) -> bytes:
-        """Return all bytes."""
         return self.data.read_bytes() if isinstance(self.data, Path) else self.data

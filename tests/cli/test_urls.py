@@ -6,7 +6,7 @@ import sys
 import pytest
 from fsspec.registry import _registry
 
-from cachedfs.cli import url_arguments, urls
+from cachedfs.cli import urls
 from tests.cli.helpers import options, run
 
 
@@ -55,7 +55,7 @@ def test_words_after_a_url_may_be_local_files_links_and_ids(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "b").touch()
     given = ["gs://my-bucket/a", "b", "./c", "1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbOw9yLeeLPNQ"]
-    assert url_arguments.check_quoted(given) == given
+    assert urls.check_quoted(given) == given
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):

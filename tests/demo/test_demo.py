@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from unittest import mock
 
 import pytest
 from rich.console import Console
@@ -14,6 +15,7 @@ from cachedfs.demo import comparison, jobs
 from tests.support import ROOT, until
 
 N_TEXTS, N_IMAGES, SIDE = 100, 64, 64
+NOTHING = comparison.Case("gs://demo/nothing", "no data", [], "zarr", "gcsfs", "zarr", 1)
 MODULES = ["zarr.storage", "gcsfs", "cachedfs.origins.gcs.origin", "cachedfs.origins.drive.filesystem"]
 
 
@@ -37,16 +39,13 @@ def blocks(tmp_path_factory, quick_processes):
 def test_all_bytes_are_right_and_only_the_first_pass_sends_requests(blocks):
     assert [block.case.protocol for block in blocks] == ["drive", "gs"]
     for block in blocks:
-        assert all(line.is_right for line in block.lines)
-        assert block.plain.reading.requests > block.plain.reading.hits == 0
+        assert all(each.is_right for each in (block.plain, *block.cached))
+        assert block.plain.requests > block.plain.hits == 0
         first, *rest = block.cached
-        assert first.reading.requests > 0
-        assert [(line.reading.requests, line.reading.sent) for line in rest] == [(0, 0), (0, 0)]
-        assert all(line.reading.hits for line in rest)
-
-
-def test_the_first_pass_fetches_everything_once(blocks):
-    texts, images = (block.cached[0].reading for block in blocks)
+        assert first.requests > 0
+        assert [(each.requests, each.sent) for each in rest] == [(0, 0), (0, 0)]
+        assert all(each.hits for each in rest)
+    texts, images = (block.cached[0] for block in blocks)
     # For Drive also the parent folders, a listing, and a token of the change feed.
     assert texts.requests <= N_TEXTS + 5
     assert N_IMAGES * SIDE**2 <= images.sent < 1.2 * N_IMAGES * SIDE**2
@@ -54,7 +53,7 @@ def test_the_first_pass_fetches_everything_once(blocks):
 
 def test_a_sample_is_scaled_except_for_its_opening(blocks):
     # A lookup and a download per file, one listing, and the path to the folder; an empty file is a lookup and a 416.
-    assert 2 * N_TEXTS < blocks[0].plain.reading.requests < 2 * N_TEXTS + 8
+    assert 2 * N_TEXTS < blocks[0].plain.requests < 2 * N_TEXTS + 8
 
 
 def test_the_mount_is_computed_from_the_same_files(blocks):
@@ -88,24 +87,17 @@ def test_a_failure_names_the_url_and_the_cause(tmp_path, quick_processes):
 
     with (
         GCSServer(folder=tmp_path / "cloud", process=True) as server,
-        comparison.ReaderProcess(server, "gs", tmp_path / "cache", "zarr") as reader,
+        comparison.ReaderProcess(server, NOTHING, tmp_path / "cache") as reader,
         pytest.raises(FileNotFoundError) as failed,
     ):
-        reader.read("cachedfs::gs://demo/nothing")
+        reader.read("cachedfs", seed=0)
     assert failed.value.__notes__ == ["zarr of cachedfs::gs://demo/nothing failed"]
 
 
 def test_pydrive2_is_retried_where_it_gives_up():
-    answers = [OSError("429"), OSError("429"), b"content"]
-
-    def call(path):
-        answer = answers.pop(0)
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
-
+    call = mock.Mock(side_effect=[OSError("429"), OSError("429"), b"content"])
     assert jobs.stubborn(call, "path") == b"content"
-    answers += [OSError("1"), OSError("2"), OSError("3")]
+    call.side_effect = [OSError("1"), OSError("2"), OSError("3")]
     with pytest.raises(OSError, match="3"):
         jobs.stubborn(call, "path")
 
@@ -113,7 +105,7 @@ def test_pydrive2_is_retried_where_it_gives_up():
 def test_a_missing_package_is_one_sentence_with_the_command(monkeypatch):
     monkeypatch.setattr(comparison, "NEEDED", {"no_such_module": "no-such-package"})
     with pytest.raises(SystemExit) as exit_:
-        sys.exit(comparison.main([]))
+        sys.exit(comparison.main())
     assert exit_.value.code == "The demo needs no-such-package: pip install 'cachedfs[demo]'"
 
 
@@ -123,7 +115,7 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path):
         import functools, sys
         from cachedfs.demo import comparison as demo
         demo.run = functools.partial(demo.run, n_texts=10, n_images=10, side=64)
-        sys.exit(demo.main([]))
+        sys.exit(demo.main())
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
     process = subprocess.Popen(

@@ -1,12 +1,15 @@
 """An endpoint in a thread of the test process, and plain and signed requests to it."""
 
 import asyncio
+import contextlib
 import http.client
 import socket
 import threading
+from base64 import b64encode
 from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode
 
+import pytest
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
@@ -89,14 +92,38 @@ class Served:
         S3SigV4Auth(Credentials(*keys), "s3", "eu-west-1").add_auth(request)
         return dict(request.headers)
 
+    def signed_bytes(self, method, target, *lines):
+        """Return a signed request as it is sent, with more lines in its head."""
+        headers = self.sign(method, target, {"Host": self.host})
+        head = [
+            f"{method} {target} HTTP/1.1",
+            *lines,
+            *(f"{name}: {value}" for name, value in headers.items()),
+        ]
+        return "".join(f"{line}\r\n" for line in [*head, ""]).encode()
+
     def raw(self, sent):
-        """Send bytes, and return all that comes until the endpoint closes the connection."""
-        with socket.create_connection(("127.0.0.1", self.port)) as sock:
+        """Send bytes, and return all that comes until the endpoint ends the connection, however it does."""
+        found = b""
+        with (
+            socket.create_connection(("127.0.0.1", self.port)) as sock,
+            contextlib.suppress(ConnectionResetError),
+        ):
             sock.sendall(sent)
-            found = b""
-            while data := sock.recv(65536):
+            while data := sock.recv(1 << 20):
                 found += data
         return found
+
+
+def basic(text):
+    """Return the header with a user and a password, as `user:password`."""
+    return {"Authorization": f"Basic {b64encode(text.encode()).decode()}"}
+
+
+def boto3_client(url, access_key, secret_key):
+    """Return boto3's client, as its user makes it."""
+    keys = {"aws_access_key_id": access_key, "aws_secret_access_key": secret_key}
+    return pytest.importorskip("boto3").client("s3", endpoint_url=url, region_name="us-east-1", **keys)
 
 
 def target(bucket, key=""):

@@ -1,11 +1,9 @@
 """Who may read: keys, hosts, pages of other origins."""
 
-from base64 import b64encode
-
 import pytest
 
 from cachedfs.server.signatures import Keys
-from tests.server.served import KEYS
+from tests.server.served import KEYS, basic
 
 
 @pytest.fixture
@@ -14,10 +12,6 @@ def served(origin, serving):
     return serving(
         {"data": "cachedfs::gs://b/top"}, domains=("localhost", "s3.example.com"), origins=("https://page",)
     )
-
-
-def basic(text):
-    return {"Authorization": f"Basic {b64encode(text.encode()).decode()}"}
 
 
 def test_a_request_needs_the_keys(served):

@@ -13,6 +13,7 @@ import fsspec
 import pytest
 
 import cachedfs
+from tests.server.served import boto3_client
 from tests.support import AGE_S, Cloud, MiB, noise
 
 DATA = noise(3 * MiB + 5)
@@ -82,15 +83,8 @@ def upload(cloud):
 
 
 def test_boto3(server, twice):
-    boto3 = pytest.importorskip("boto3")
     for _ in twice():
-        s3 = boto3.client(
-            "s3",
-            endpoint_url=server.url,
-            aws_access_key_id=server.access_key,
-            aws_secret_access_key=server.secret_key,
-            region_name="us-east-1",
-        )
+        s3 = boto3_client(server.url, server.access_key, server.secret_key)
         assert s3.get_object(Bucket="data", Key="a.bin")["Body"].read() == DATA
         s3.download_fileobj("data", "a.bin", found := io.BytesIO())  # several ranges at a time
         assert found.getvalue() == DATA
@@ -107,13 +101,8 @@ def test_boto3(server, twice):
 def test_s3fs(server, twice):
     pytest.importorskip("s3fs")
     for _ in twice():
-        fs = fsspec.filesystem(
-            "s3",
-            endpoint_url=server.url,
-            key=server.access_key,
-            secret=server.secret_key,
-            skip_instance_cache=True,
-        )
+        keys = {"key": server.access_key, "secret": server.secret_key}
+        fs = fsspec.filesystem("s3", endpoint_url=server.url, skip_instance_cache=True, **keys)
         assert fs.cat_file("data/a.bin", start=5, end=9) == DATA[5:9]
         assert fs.cat_file("data/a.bin") == DATA
         assert fs.ls("data/texts", detail=False) == [f"data/texts/{number}.txt" for number in range(3)]
@@ -156,13 +145,8 @@ def test_tensorstore(server, twice, upload, tmp_path, monkeypatch):
     upload(tmp_path / "a.zarr", "a.zarr")
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    store = {
-        "driver": "s3",
-        "bucket": "data",
-        "path": "a.zarr/",
-        "endpoint": server.url,
-        "aws_region": "us-east-1",
-    }
+    store = {"driver": "s3", "bucket": "data", "path": "a.zarr/"}
+    store |= {"endpoint": server.url, "aws_region": "us-east-1"}
     for _ in twice():
         found = tensorstore.open({"driver": "zarr3", "kvstore": store}).result()
         assert int(found.read().result().sum()) == 700
@@ -171,12 +155,8 @@ def test_tensorstore(server, twice, upload, tmp_path, monkeypatch):
 def test_pyarrow(server, twice):
     fs_module, pq = pytest.importorskip("pyarrow.fs"), pytest.importorskip("pyarrow.parquet")
     for _ in twice():
-        fs = fs_module.S3FileSystem(
-            endpoint_override=server.url,
-            access_key=server.access_key,
-            secret_key=server.secret_key,
-            region="us-east-1",
-        )
+        keys = {"access_key": server.access_key, "secret_key": server.secret_key}
+        fs = fs_module.S3FileSystem(endpoint_override=server.url, region="us-east-1", **keys)
         assert sum(pq.read_table("data/a.parquet", filesystem=fs)["n"].to_pylist()) == SUM
         assert fs.open_input_file("data/a.bin").read() == DATA
         found = fs.get_file_info(fs_module.FileSelector("data", recursive=True))
@@ -265,16 +245,9 @@ def test_icechunk(server, twice, upload, tmp_path):
     session.commit("first")
     upload(tmp_path / "repo", "repo")
     for _ in twice():
-        storage = icechunk.s3_storage(
-            bucket="data",
-            prefix="repo",
-            region="us-east-1",
-            endpoint_url=server.url,
-            allow_http=True,
-            force_path_style=True,
-            access_key_id=server.access_key,
-            secret_access_key=server.secret_key,
-        )
+        at = {"bucket": "data", "prefix": "repo", "region": "us-east-1", "endpoint_url": server.url}
+        keys = {"access_key_id": server.access_key, "secret_access_key": server.secret_key}
+        storage = icechunk.s3_storage(**at, **keys, allow_http=True, force_path_style=True)
         store = icechunk.Repository.open(storage).readonly_session("main").store
         assert int(zarr.open_group(store, mode="r")["a"][:].sum()) == 700
 
@@ -286,14 +259,9 @@ def test_datafusion(server, twice):
 
     for _ in twice():
         context = datafusion.SessionContext()
-        store = AmazonS3(
-            bucket_name="data",
-            endpoint=server.url,
-            allow_http=True,
-            region="us-east-1",
-            access_key_id=server.access_key,
-            secret_access_key=server.secret_key,
-        )
+        keys = {"access_key_id": server.access_key, "secret_access_key": server.secret_key}
+        at = {"bucket_name": "data", "endpoint": server.url, "region": "us-east-1"}
+        store = AmazonS3(**at, **keys, allow_http=True)
         context.register_object_store("s3://", store, host="data")
         context.register_parquet("t", "s3://data/a.parquet")
         assert context.sql("SELECT sum(n) AS s FROM t").to_pydict() == {"s": [SUM]}
@@ -303,12 +271,8 @@ def test_datafusion(server, twice):
 def test_daft(server, twice):
     daft = pytest.importorskip("daft")
     for _ in twice():
-        config = daft.io.S3Config(
-            endpoint_url=server.url,
-            key_id=server.access_key,
-            access_key=server.secret_key,
-            region_name="us-east-1",
-        )
+        keys = {"key_id": server.access_key, "access_key": server.secret_key}
+        config = daft.io.S3Config(endpoint_url=server.url, region_name="us-east-1", **keys)
         frame = daft.read_parquet("s3://data/a.parquet", io_config=daft.io.IOConfig(s3=config))
         assert frame.sum("n").to_pydict() == {"n": [SUM]}
 

@@ -1,7 +1,5 @@
 """`cachedfs.serve`: processes of their own, what they are told, and how they end."""
 
-import contextlib
-import os
 import socket
 import ssl
 import subprocess
@@ -9,25 +7,18 @@ import sys
 import textwrap
 import urllib.request
 
-import boto3
 import fsspec
+import psutil
 import pytest
 
 import cachedfs
 from cachedfs.server import serving
+from tests.server.served import boto3_client
 from tests.support import MiB, noise, until
 
 
-def client(server, **options):
-    """Return boto3's client, as its user makes it."""
-    return boto3.client(
-        "s3",
-        endpoint_url=server.url,
-        aws_access_key_id=server.access_key,
-        aws_secret_access_key=server.secret_key,
-        region_name="us-east-1",
-        **options,
-    )
+def client(server):
+    return boto3_client(server.url, server.access_key, server.secret_key)
 
 
 @pytest.fixture
@@ -102,14 +93,7 @@ def test_it_ends_with_the_process_that_started_it(cloud):
     ) as process:
         pid = int(process.stdout.readline().split()[1])
         process.kill()
-
-    def has_ended():
-        with contextlib.suppress(OSError):
-            os.kill(pid, 0)
-            return False
-        return True
-
-    until(has_ended)
+    until(lambda: not psutil.pid_exists(pid))
 
 
 def test_what_cannot_be_served_is_an_error_here(cloud, tmp_path):

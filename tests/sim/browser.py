@@ -1,8 +1,9 @@
-"""A browser for the consent page of the simulated Google: it reads the page, presses a button and follows redirects."""
+"""A bare HTTP client for the simulated clouds, and a browser for the consent page of the simulated Google."""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import threading
 import urllib.error
 import urllib.request
@@ -11,7 +12,24 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from typing import Any
 from unittest import mock
-from urllib.parse import urlencode, urljoin
+from urllib.parse import urlencode, urljoin, urlsplit
+
+from cachedfs.sim import SimServer
+
+Reply = tuple[int, Any, bytes]
+
+
+def ask(
+    server: SimServer, target: str, method: str = "GET", body: bytes | None = None, **headers: str
+) -> Reply:
+    """Send one request with a bare client; return status, headers and body."""
+    connection = http.client.HTTPConnection(urlsplit(server.endpoint_url).netloc, timeout=60)
+    try:
+        connection.request(method, target, body, {k.replace("_", "-"): v for k, v in headers.items()})
+        reply = connection.getresponse()
+        return reply.status, reply.headers, reply.read()
+    finally:
+        connection.close()
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -141,7 +141,7 @@ def problems_of_request(request: Request) -> list[str]:
     """Return what is undocumented in a request in the log of a simulated Drive."""
     if request.path == "/token":
         return []
-    api, verb = _api_of(request.path), request.headers.get("x-http-method-override", request.method)
+    api, verb = _api_of(request.path), request.method
     if api is None:
         return [f"{verb} {request.path}: no such address"]
     if "upload_id" in request.query:  # the address that began the upload was checked

@@ -1,7 +1,6 @@
 """The simulated Google Drive, used by PyDrive2 and the Google API client."""
 
 import gzip
-import http.client
 import io
 import json
 import math
@@ -13,18 +12,18 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 
-from cachedfs.sim import DriveServer, Fault, Profile, Quota
+from cachedfs.demo.jobs import Redirected
+from cachedfs.sim import DriveServer, Quota
 from cachedfs.sim.drive.fields import FIELDS
-from cachedfs.sim.network import Delay, Network
+from cachedfs.sim.network import Network
 from cachedfs.sim.quota import QUOTAS, Meter
+from tests.sim import browser
 from tests.sim.discovery import problems_of_reply
 
 discovery = pytest.importorskip("googleapiclient.discovery")
 httplib2 = pytest.importorskip("httplib2")
 
 FOLDER = "application/vnd.google-apps.folder"
-SHORTCUT = "application/vnd.google-apps.shortcut"
-DOCUMENT = "application/vnd.google-apps.document"
 CHUNK = 256 << 10
 V2, V3 = "/drive/v2/files", "/drive/v3/files"
 UPLOAD, CHANGES = "/upload/drive/v3/files", "/drive/v3/changes"
@@ -37,23 +36,13 @@ def server() -> Iterator[DriveServer]:
         yield running
 
 
-Reply = tuple[int, Any, bytes]
-
-
 def ask(
     server: DriveServer, target: str, method: str = "GET", body: bytes | None = None, **headers: str
-) -> Reply:
-    """Send one request with a bare client; return status, headers and body."""
-    connection = http.client.HTTPConnection(urlsplit(server.endpoint_url).netloc, timeout=60)
-    try:
-        connection.request(method, target, body, {k.replace("_", "-"): v for k, v in headers.items()})
-        reply = connection.getresponse()
-        data = reply.read()
-        verb = headers.get("x_http_method_override", method)
-        judge(verb, target, reply.status, reply.headers, data)
-        return reply.status, reply.headers, data
-    finally:
-        connection.close()
+) -> browser.Reply:
+    """Send one request, and check the reply; return status, headers and body."""
+    reply = browser.ask(server, target, method, body, **headers)
+    judge(method, target, *reply)
+    return reply
 
 
 def judge(verb: str, target: str, status: int, headers: Any, body: bytes) -> None:
@@ -78,39 +67,28 @@ def names(server: DriveServer, q: str, **query: Any) -> list[str]:
     return sorted(item["name"] for item in reply["files"])
 
 
-class Rewriting(httplib2.Http):
-    """An http object that sends requests for Google to the simulation."""
+class Judged(httplib2.Http):
+    """An http object whose replies are checked."""
 
-    endpoint_url = token = ""
-
-    def request(self, uri: str, *args: Any, **kwargs: Any) -> Any:
+    def request(self, uri: str, method: str = "GET", *args: Any, **kwargs: Any) -> Any:
+        response, body = super().request(uri, method, *args, **kwargs)
         parts = urlsplit(uri)
-        if self.token:
-            kwargs["headers"] = {**(kwargs.get("headers") or {}), "authorization": f"Bearer {self.token}"}
-        if parts.netloc.endswith(".googleapis.com"):
-            uri = self.endpoint_url + uri[uri.index(parts.netloc) + len(parts.netloc) :]
-        response, body = super().request(uri, *args, **kwargs)
-        verb = args[0] if args else kwargs.get("method", "GET")
-        override = (kwargs.get("headers") or {}).get("x-http-method-override")
-        judge(override or verb, uri.removeprefix(self.endpoint_url), response.status, dict(response), body)
+        judge(method, f"{parts.path}?{parts.query}", response.status, dict(response), body)
         return response, body
 
 
-class Credentials:
+class Credentials(Redirected):
     """The credentials that PyDrive2 needs; their http objects send requests to the simulation."""
 
-    access_token_expired, invalid, refresh_token = False, False, None
-
     def __init__(self, server: DriveServer) -> None:
-        self.endpoint_url = server.endpoint_url
-        self._made: list[Rewriting] = []
+        super().__init__(server.endpoint_url)
+        self._made: list[Judged] = []
 
-    def authorize(self, _: Any) -> Rewriting:
-        http = Rewriting()
+    def authorize(self, _: Any) -> Any:
+        http = Judged()
         self._made.append(http)
         http.redirect_codes = http.redirect_codes - {308}  # a 308 is not a redirect in this API
-        http.endpoint_url = self.endpoint_url
-        return http
+        return super().authorize(http)
 
     def close(self) -> None:
         """Close what PyDrive2 leaves open."""
@@ -184,13 +162,6 @@ def test_pydrive2_works_on_a_shared_drive(server: DriveServer, auth: Any) -> Non
     fs = spec.GDriveFileSystem(drive_id, google_auth=auth, skip_instance_cache=True)
     assert fs.ls(f"{drive_id}/d") == [f"{drive_id}/d/a"]
     assert server.requests[-1].query["driveId"] == drive_id
-
-
-def test_pydrive2_retries_after_the_rate_limit(server: DriveServer, pyfs: Any) -> None:
-    server.put("a", b"x")
-    server.fail(Fault(kind="list", status=403, reason="userRateLimitExceeded"))
-    assert pyfs.ls("root") == ["root/a"]
-    assert [entry.status for entry in server.requests] == [403, 200]
 
 
 # google-api-python-client
@@ -359,15 +330,6 @@ def test_a_shared_drive_has_its_own_feed(server: DriveServer) -> None:
     assert ask_json(server, at, driveId="x", supportsAllDrives="true")["status"] == 404
 
 
-def test_items_moved_into_a_folder_that_is_removed_are_reported_as_removed(server: DriveServer) -> None:
-    item_id, stays, folder = server.put("a/f", b""), server.put("b/g", b""), server.folder("b")
-    first = start(server)
-    server.edit(item_id, parents=[folder])
-    server.remove(folder)
-    assert seen(server, first) == [(item_id, True), (folder, True)]
-    assert stays not in dict(seen(server, first))
-
-
 def test_items_leaving_a_shared_drive_are_removed_only_in_its_feed(server: DriveServer) -> None:
     drive_id = server.share_drive("team")
     item_id = server.put("f", b"", parent=drive_id)
@@ -501,47 +463,6 @@ def test_items_of_a_shared_drive_are_visible_only_on_request(server: DriveServer
     assert server.item(mine)["driveId"] == drive_id
 
 
-# Bytes
-
-
-def test_ranges(server: DriveServer) -> None:
-    item_id = server.put("f", b"0123456789", mimeType="text/x")
-    at = f"{V3}/{item_id}?alt=media"
-    status, headers, data = ask(server, at, range="bytes=7-")
-    assert (status, headers["Content-Range"], data) == (206, "bytes 7-9/10", b"789")
-    assert (headers["Content-Type"], ask(server, at)[2]) == ("text/x", b"0123456789")
-    status, headers, data = ask(server, at, range="bytes=10-")
-    assert (status, headers["Content-Range"]) == (416, "bytes */10")
-    assert json.loads(data)["error"]["errors"][0]["reason"] == "requestedRangeNotSatisfiable"
-    assert [(entry.kind, entry.key) for entry in server.requests] == [("media", item_id)] * 3
-
-
-def test_a_reply_is_of_the_revision_at_its_start() -> None:
-    with DriveServer(Profile(stream_rate=1e6), time_scale=20) as server:
-        item_id = server.put("f", b"a" * 300_000)
-        connection = http.client.HTTPConnection(urlsplit(server.endpoint_url).netloc, timeout=60)
-        connection.request("GET", f"{V3}/{item_id}?alt=media")
-        reply = connection.getresponse()
-        first = reply.read(10)
-        server.put("f", b"b" * 300_000)
-        assert set(first + reply.read()) == {ord("a")}
-        connection.close()
-        assert ask(server, f"{V3}/{item_id}?alt=media", range="bytes=0-0")[2] == b"b"
-
-
-def test_json_is_compressed_for_clients_that_request_gzip_twice(server: DriveServer) -> None:
-    at = f"{V3}/{server.put('f', b'x' * 1000)}"
-    both = {"accept_encoding": "gzip, deflate", "user_agent": "me (gzip)"}
-    for target, status in ((at, 200), (V3, 200), (f"{V3}/nothing", 404)):
-        got, headers, text = ask(server, target, **both)
-        assert (got, headers["Content-Encoding"]) == (status, "gzip")
-        assert json.loads(gzip.decompress(text)) == json.loads(ask(server, target)[2])
-    for headers in ({"accept_encoding": "gzip"}, {"user_agent": "me (gzip)"}):
-        assert ask(server, at, **headers)[1]["Content-Encoding"] is None
-    stored = server.put("j", b"x" * 1000, mimeType="application/json; charset=UTF-8")
-    assert ask(server, f"{V3}/{stored}?alt=media", **both)[2] == b"x" * 1000
-
-
 # Resumable uploads
 
 
@@ -670,15 +591,6 @@ def test_requested_and_not_sent_bytes_count_for_the_quota_of_a_file() -> None:
         assert gets == [200, "downloadQuotaExceeded", 206]
 
 
-def test_a_listing_costs_its_base_and_its_items() -> None:
-    with DriveServer(Profile(listing=Delay(1.0), list_item_s=0.5), time_scale=100) as server:
-        server.fill("root", 3)
-        ask(server, V3)
-        [entry] = server.requests
-        assert entry.ended_s is not None
-        assert entry.ended_s - entry.started_s >= 2.5
-
-
 # Ways to run
 
 
@@ -695,21 +607,3 @@ def test_a_folder_on_disk_is_served_as_my_drive(tmp_path: Path) -> None:
         old = ask(server, f"{V3}/{item['id']}/revisions/{item['headRevisionId']}?alt=media")
         assert old[2] == b"from disk"
     assert (tmp_path / "d" / "f.txt").read_bytes() == b"from disk"
-
-
-def test_a_child_process_serves_and_accepts_commands(tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(b"disk")
-    with DriveServer("drive-typical", seed=3, time_scale=100, folder=tmp_path, process=True) as server:
-        assert server.get("f") == b"disk"
-        name = "ü/'\n"
-        item_id = server.add(name, b"\x00\xff")
-        assert ask(server, f"{V3}/{item_id}?alt=media")[2] == b"\x00\xff"
-        assert [entry.key for entry in server.requests] == [item_id]
-        server.put("a/b", b"")
-        assert (server.get("a/b"), len(server.find("a/b"))) == (b"", 1)
-        server.edit(item_id, trashed=True)
-        server.fill(server.folder("d"), 3)
-        assert server.item(item_id)["trashed"] is True
-        server.remove(item_id)
-        with pytest.raises(RuntimeError, match="item failed"):
-            server.item(item_id)

@@ -1,10 +1,8 @@
-"""Callers without an account: API keys, anonymous requests and public downloads of the simulated Drive."""
+"""Callers without an account at the simulated Drive: API keys and anonymous requests."""
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 import pytest
 
@@ -120,89 +118,3 @@ def test_a_key_is_a_reader_without_an_account(server: DriveServer) -> None:
         )
     for path in ("/drive/v3/changes/startPageToken", "/drive/v3/about", "/drive/v3/drives"):
         assert ask_json(server, path, fields="*", key=key)["reason"] == "required"
-
-
-# Public downloads
-
-
-def download(item_id: str, **more: str) -> str:
-    """Return the public address of a file."""
-    return f"/download?{urlencode({'id': item_id, 'export': 'download', **more})}"
-
-
-def test_a_public_file_is_downloaded_without_an_account(server: DriveServer) -> None:
-    name = 'grün "x"/1.bin'
-    item_id = server.add(name, b"0123456789", mimeType="x/y", modifiedTime="2020-06-01T00:00:00.123Z")
-    server.publish(item_id)
-    at = download(item_id, confirm="t")
-    status, headers, data = ask(server, at)
-    assert (status, data) == (200, b"0123456789")
-    assert (headers["Content-Type"], headers["Content-Length"]) == ("x/y", "10")
-    assert headers["Content-Disposition"] == (
-        f"attachment; filename=\"gr_n _x_/1.bin\"; filename*=UTF-8''{quote(name, safe='')}"
-    )
-    assert (headers["Accept-Ranges"], headers["Last-Modified"]) == ("bytes", "Mon, 01 Jun 2020 00:00:00 GMT")
-    status, headers, data = ask(server, at, range="bytes=7-")
-    assert (status, headers["Content-Range"], data) == (206, "bytes 7-9/10", b"789")
-    status, headers, _ = ask(server, at, range="bytes=10-")
-    assert (status, headers["Content-Range"], headers["Content-Type"][:9]) == (416, "bytes */10", "text/html")
-    assert [(entry.kind, entry.key) for entry in server.requests] == [("media", item_id)] * 3
-    assert server.requests[-1].units == 0
-
-
-def test_a_large_file_is_sent_once_its_lack_of_a_virus_scan_is_confirmed(server: DriveServer) -> None:
-    small, item_id = server.put("s", b"x" * 10), server.put("<b>", b"x" * 11)
-    for id in (small, item_id):
-        server.publish(id)
-    server.scan_limit(10)
-    assert ask(server, download(small))[2] == b"x" * 10
-    for given in ({}, {"range": "bytes=0-0"}):
-        status, headers, page = ask(server, download(item_id), **given)
-        assert (status, headers["Content-Type"][:9], headers["Content-Disposition"]) == (
-            200,
-            "text/html",
-            None,
-        )
-        assert b"<title>Google Drive - Virus scan warning</title>" in page
-        assert b"&lt;b&gt;" in page
-    status, headers, data = ask(server, download(item_id, confirm="t"), range="bytes=10-20")
-    assert (status, headers["Content-Range"], data) == (206, "bytes 10-10/11", b"x")
-
-
-def test_a_file_that_is_not_public_asks_to_sign_in(server: DriveServer) -> None:
-    hidden, keyed = server.put("f", b"x"), server.put("g", b"x")
-    server.publish(keyed)
-    server.edit(keyed, resourceKey="rk")
-    for at in (download(hidden), download(keyed)):
-        status, headers, _ = ask(server, at, authorization="Bearer t")  # tokens are for the API
-        target = urlsplit(headers["Location"])
-        assert (status, target.netloc, target.path) == (302, "accounts.google.com", "/ServiceLogin")
-        assert parse_qs(target.query)["continue"] == [server.endpoint_url + at]
-    assert ask(server, download(keyed, resourcekey="rk"))[2] == b"x"
-
-
-# The public page of a folder
-
-
-def folder_page(item_id: str, **more: str) -> str:
-    """Return the address of the page of a public folder."""
-    return f"/embeddedfolderview?{urlencode({'id': item_id, **more})}"
-
-
-def test_a_public_folder_has_a_page_with_names_and_links(server: DriveServer) -> None:
-    ids = [server.put("d/a<b", b"x"), server.folder("d/sub"), server.document("d/doc", "text")]
-    server.trash(server.put("d/old", b"x"))
-    server.publish(folder := server.folder("d"))
-    status, headers, page = ask(server, folder_page(folder))
-    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
-    text = page.decode()
-    assert "<title>d</title>" in text
-    assert re.findall('flip-entry-title">([^<]*)<', text) == ["sub", "a&lt;b", "doc"]
-    assert re.findall('<a href="([^"]*)"', text) == [
-        f"https://drive.google.com/drive/folders/{ids[1]}",
-        f"https://drive.google.com/file/d/{ids[0]}/view?usp=drive_web",
-        f"https://docs.google.com/document/d/{ids[2]}/edit?usp=drive_web",
-    ]
-    server.page_limit(1)
-    assert ask(server, folder_page(folder))[2].count(b'class="flip-entry"') == 1
-    assert [(entry.kind, entry.key, entry.units) for entry in server.requests] == [("page", folder, 0)] * 2

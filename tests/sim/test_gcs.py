@@ -1,14 +1,12 @@
 """The simulated Google Cloud Storage, used by gcsfs and other clients."""
 
 import base64
-import contextlib
 import datetime
 import hashlib
 import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -23,6 +21,7 @@ import pytest
 from cachedfs.sim import Fault, GCSServer, Profile
 from cachedfs.sim.gcs.store import list_page
 from cachedfs.sim.network import Delay
+from tests.sim.browser import ask
 from tests.support import until
 
 # The class for GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT=false; the other asks for bucket layouts by gRPC over TLS.
@@ -76,22 +75,6 @@ def store(server: GCSServer) -> Any:
     return GCSStore("b", config=config, client_options={"allow_http": True}, retry_config=retry)
 
 
-Reply = tuple[int, Any, bytes]
-
-
-def ask(
-    server: GCSServer, target: str, method: str = "GET", body: bytes | None = None, **headers: str
-) -> Reply:
-    """Send one request with a bare client; return status, headers and body."""
-    connection = http.client.HTTPConnection(urlsplit(server.endpoint_url).netloc, timeout=60)
-    try:
-        connection.request(method, target, body, {k.replace("_", "-"): v for k, v in headers.items()})
-        reply = connection.getresponse()
-        return reply.status, reply.headers, reply.read()
-    finally:
-        connection.close()
-
-
 MEDIA = "/download/storage/v1/b/b/o/k?alt=media"
 
 
@@ -131,20 +114,16 @@ def test_gcsfs_write_only_if_absent_refuses_a_present_key(server: GCSServer, fs:
     assert fs.cat("b/k") == b"old"
 
 
-def test_gcsfs_copies_moves_merges_patches_and_removes(server: GCSServer, fs: Any) -> None:
+def test_gcsfs_copies_moves_patches_and_removes(server: GCSServer, fs: Any) -> None:
     server.put("b", "a", b"1", content_type="text/plain")
     server.put("b", "c", b"2")
     fs.copy("b/a", "b/a2")
     fs.mv("b/a2", "b/a3")
     assert (fs.cat("b/a3"), fs.info("b/a3")["contentType"]) == (b"1", "text/plain")
-    fs.merge("b/m", ["b/a3", "b/c"])
-    assert fs.cat("b/m") == b"12"
-    merged = json.loads(ask(server, "/storage/v1/b/b/o/m")[2])
-    assert (merged["componentCount"], "md5Hash" in merged) == (2, False)
     fs.setxattrs("b/c", metadata_key="v")
     changed = json.loads(ask(server, "/storage/v1/b/b/o/c")[2])
     assert (changed["metadata"], changed["metageneration"]) == ({"metadata_key": "v"}, "2")
-    fs.rm(["b/a", "b/a3", "b/m"])
+    fs.rm(["b/a", "b/a3"])
     fs.invalidate_cache()
     assert fs.find("b") == ["b/c"]
 
@@ -262,22 +241,6 @@ def test_ranges(server: GCSServer, wanted: str, status: int, body: bytes, conten
         assert (got[0], got[2], got[1]["Content-Range"]) == (status, body, content_range)
 
 
-def test_media_replies_state_their_version(server: GCSServer) -> None:
-    generation = server.put("b", "k", b"hello", content_type="text/q")
-    for target in (MEDIA, "/b/k"):
-        status, headers, _ = ask(server, target, range="bytes=0-0")
-        assert status == 206
-        assert headers["x-goog-generation"] == str(generation)
-        assert headers["x-goog-metageneration"] == "1"
-        assert headers["x-goog-stored-content-length"] == "5"
-        assert headers["x-goog-stored-content-encoding"] == "identity"
-        assert headers["x-goog-hash"] == "crc32c=mnG7TA==,md5=XUFAKrxLKna5cZ2REBfFkg=="
-        assert headers["Content-Type"] == "text/q"
-        assert headers["Accept-Ranges"] == "bytes"
-        assert headers["ETag"]
-        assert headers["Last-Modified"].endswith("GMT")
-
-
 def test_an_upload_with_a_wrong_checksum_is_refused(server: GCSServer) -> None:
     for crc32c, status in (("AAAAAA==", 400), ("mnG7TA==", 200)):
         head = json.dumps({"name": "k", "crc32c": crc32c})
@@ -306,31 +269,6 @@ def test_a_resumable_upload_can_be_queried_continued_and_cancelled(server: GCSSe
     assert ask(server, at, "PUT", b"odd", content_range="bytes 0-2/*")[0] == 400
     assert ask(server, at, "DELETE")[0] == 499
     assert ask(server, at, "PUT", b"late")[0] == 404
-
-
-def test_an_upload_is_conditioned_on_the_generation_when_it_begins_and_when_it_ends(
-    server: GCSServer,
-) -> None:
-    body = b'--s\r\n\r\n{"name": "k", "metadata": {"mtime": "1"}}\r\n--s\r\n\r\nnew\r\n--s--'
-    related = 'multipart/related; boundary="s"'
-
-    def upload(kind: str, generation: int, **sent: Any) -> Reply:
-        target = f"/upload/storage/v1/b/b/o?uploadType={kind}&name=k&ifGenerationMatch={generation}"
-        return ask(server, target, "POST", **sent)
-
-    def is_unmet(reply: Reply) -> bool:
-        return reply[0] == 412 and json.loads(reply[2])["error"]["errors"][0]["reason"] == "conditionNotMet"
-
-    assert upload("multipart", 0, body=body, content_type=related)[0] == 200
-    assert ask(server, MEDIA)[1]["x-goog-meta-mtime"] == "1"
-    assert is_unmet(upload("multipart", 0, body=body, content_type=related))
-    assert is_unmet(upload("resumable", 0, body=b"{}"))
-    generation = server.put("b", "k", b"old")
-    begun = [upload("resumable", generation, body=b"{}")[1]["Location"] for _ in range(2)]
-    first, second = (str(at).removeprefix(server.endpoint_url) for at in begun)
-    assert ask(server, first, "PUT", b"new", content_range="bytes 0-2/3")[0] == 200
-    assert is_unmet(ask(server, second, "PUT", b"late", content_range="bytes 0-3/4"))
-    assert ask(server, MEDIA)[2] == b"new"
 
 
 def test_listing_pages_continue_where_they_stopped() -> None:
@@ -386,39 +324,6 @@ def test_a_fault_applies_to_the_nth_match_and_so_many_times(server: GCSServer) -
     assert [status for status, *_ in replies] == [200, 429, 429, 200]
     assert replies[1][1]["Retry-After"] == "7"
     assert json.loads(replies[1][2])["error"]["errors"][0]["reason"] == "rateLimitExceeded"
-
-
-def test_a_fault_changes_the_body_and_keeps_the_headers(server: GCSServer) -> None:
-    server.put("b", "k", b"0123456789")
-    true = ask(server, MEDIA)[1]["x-goog-hash"]
-    for fault, expected in (
-        (Fault(flip=2), b"01\x123456789"),
-        (Fault(long_by=2), b"0123456789??"),
-        (Fault(spill=2), b"0123456789"),
-        (Fault(trickle_s=0.001), b"0123456789"),
-    ):
-        server.fail(fault)
-        _, headers, body = ask(server, MEDIA)
-        assert (body, headers["x-goog-hash"]) == (expected, true)
-        server.heal()
-
-
-def test_a_server_can_refuse_connections_for_a_while(server: GCSServer) -> None:
-    server.put("b", "k", b"x")
-    port = urlsplit(server.endpoint_url).port or 0
-    with socket.create_connection(("127.0.0.1", port)) as open_one:
-        open_one.sendall(b"GET /b/k HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert open_one.recv(4096)
-        server.refuse()
-        with contextlib.suppress(ConnectionResetError):
-            while open_one.recv(4096):
-                pass
-    for _ in range(2):
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port))
-        server.refuse()
-    server.heal()
-    assert ask(server, MEDIA)[0] == 200
 
 
 # Ways to run

@@ -95,36 +95,3 @@ def test_an_exchange_must_repeat_the_request(
 ) -> None:
     code = answer(server)["code"]
     assert exchanged(server, code, status, **changed)["error"] == error
-
-
-def test_a_readonly_scope_is_refused_writes(server: DriveServer) -> None:
-    reply = exchanged(server, answer(server, scope=f"{FULL}.readonly")["code"])
-    renewed = tokens(server, grant_type="refresh_token", refresh_token=reply["refresh_token"])
-    for token in (reply["access_token"], renewed["access_token"]):
-        assert status_of(server, token) == 200
-        status, headers, text = ask(server, "/drive/v3/files", "POST", b"{}", authorization=f"Bearer {token}")
-        error = json.loads(text)["error"]
-        assert (status, error["errors"][0]["reason"]) == (403, "insufficientPermissions")
-        assert error["message"] == "Request had insufficient authentication scopes."
-        assert "insufficient_scope" in headers["WWW-Authenticate"]
-
-
-def test_a_service_account_gets_the_scope_that_it_signs_for(server: DriveServer) -> None:
-    claims = base64.urlsafe_b64encode(json.dumps({"scope": f"{FULL}.readonly"}).encode()).decode().rstrip("=")
-    grant = "urn:ietf:params:oauth:grant-type:jwt-bearer"
-    reply = tokens(server, grant_type=grant, assertion=f"h.{claims}.s")
-    assert (status_of(server, reply["access_token"]), reply["scope"]) == (200, f"{FULL}.readonly")
-    assert status_of(server, reply["access_token"], "POST") == 403
-
-
-@pytest.mark.parametrize("which", ["refresh_token", "access_token"])
-def test_revoking_one_token_ends_the_grant(server: DriveServer, which: str) -> None:
-    reply = exchanged(server, answer(server)["code"])
-    form = {"grant_type": "refresh_token", "refresh_token": reply["refresh_token"]}
-    later = tokens(server, **form)
-    revoke = f"{server.endpoint_url}/revoke"
-    assert fetch(revoke, {"token": reply[which]})[0] == 200
-    assert [status_of(server, each["access_token"]) for each in (reply, later)] == [401, 401]
-    assert tokens(server, 400, **form)["error"] == "invalid_grant"
-    status, _, text = fetch(revoke, {"token": reply[which]})
-    assert (status, json.loads(text)["error"]) == (400, "invalid_token")

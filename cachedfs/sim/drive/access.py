@@ -59,9 +59,6 @@ class Access(OAuth):
         else:
             super()._admit(call, route)
         self._charge(call, route)
-        if route.key in self._forbidden:
-            text = f"The user does not have sufficient permissions for file {route.key}."
-            raise Refusal(403, text, "insufficientFilePermissions")
 
     def _charge(self, call: Call, route: Route) -> None:
         """Charge a request to its user and project. Raises Refusal if a quota is used up."""

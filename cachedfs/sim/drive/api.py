@@ -16,8 +16,8 @@ What is not in the table below does not exist (404). Differences from the docume
   delay and its tokens never expire, unless a test sets that. Media is never compressed with gzip. Without an account
   a listing has only the children of public folders that the query names, and everything but reading files is 401.
   A caller sees nothing of a folder that it cannot list but what is shared with it. Public downloads of folders, and
-  of files that are infected or may not be downloaded, have pages of ours, and so has the public page of an item that
-  is no folder.
+  of files that may not be downloaded, have pages of ours, and so has the public page of an item that is no folder.
+  Only folders are created without media.
 - Undocumented, as recorded: a name in single quotes is not found by a query for it; errors of callers without an
   account, and of `acknowledgeAbuse`; public downloads; the public page of a folder.
 """
@@ -27,7 +27,6 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from functools import partial
-from urllib.parse import parse_qsl
 
 from cachedfs.sim.drive import v2
 from cachedfs.sim.drive.public import PublicDownloads
@@ -64,11 +63,6 @@ class DriveApi(DriveWriting, PublicDownloads):
     """Answers like www.googleapis.com/drive, oauth2.googleapis.com and the public pages of Drive."""
 
     def route(self, call: Call) -> Route:
-        if method := call.headers.get("x-http-method-override"):
-            if method != "GET":
-                raise Refusal(501, "The simulation overrides no method but POST by GET.")
-            call.method = method  # a query too long for a URL is sent as a form
-            call.query |= dict(parse_qsl(call.body.decode(), True))
         if (route := self._oauth_route(call)) is not None:
             return route
         if call.path == "/download":
@@ -102,7 +96,6 @@ class DriveApi(DriveWriting, PublicDownloads):
         return Route("other", _no_such_address)
 
     def _list_key(self, call: Call) -> str:
-        """Return the id of the folder that a call lists."""
         with contextlib.suppress(Refusal):  # of an invalid query, when it is executed
             query = query_of(call)
             return query.parents[0] if query and query.parents else ""

@@ -20,7 +20,6 @@ BINARY = "application/octet-stream"
 _APPS = "application/vnd.google-apps."
 FOLDER, SHORTCUT, DOCUMENT = _APPS + "folder", _APPS + "shortcut", _APPS + "document"
 _SHEET, _SLIDES = _APPS + "spreadsheet", _APPS + "presentation"
-_THIRD_PARTY = _APPS + "drive-sdk"  # a third-party shortcut; the number of the application follows
 _OFFICE = "application/vnd.openxmlformats-officedocument."
 # Export formats of native documents.
 EXPORTS = {
@@ -30,11 +29,6 @@ EXPORTS = {
 }
 # The permission of everybody who has the link.
 ANYONE = {"kind": "drive#permission", "id": "anyoneWithLink", "type": "anyone", "role": "reader"}
-
-
-def is_editors(mime: str) -> bool:
-    """Return True if this type is a document of Google's editors (not a folder or shortcut)."""
-    return mime.startswith(_APPS) and mime not in (FOLDER, SHORTCUT) and not mime.startswith(_THIRD_PARTY)
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +43,6 @@ class Revision(Content):
     _md5: str = ""
 
     def md5(self) -> str:
-        """Return the MD5 in hex, computed on first use."""
         self._md5 = self._md5 or hashlib.md5(self.content()).hexdigest()
         return self._md5
 
@@ -108,7 +101,6 @@ class Items:
         self._insert(Item(self.root, "My Drive", FOLDER, [], now, now))
 
     def new_id(self) -> str:
-        """Return an unused id."""
         return "1" + base64.urlsafe_b64encode(self._rng.randbytes(24)).decode()
 
     def tick(self) -> int:
@@ -128,7 +120,6 @@ class Items:
         return iter(self._items.values())
 
     def children(self, parent_id: str) -> Iterable[Item]:
-        """Return the direct children of a folder."""
         return self._children.get(parent_id, {}).values()
 
     def alike(self, parent_id: str, name: str) -> list[Item]:
@@ -141,7 +132,6 @@ class Items:
         return sorted(found, key=lambda item: item.modified_ms, reverse=True)
 
     def is_in(self, item: Item, folder_id: str) -> bool:
-        """Return True if an item is directly in a folder, given by its id or alias."""
         return (self.root if folder_id == "root" else folder_id) in item.parents
 
     def is_trashed(self, item: Item) -> bool:
@@ -195,7 +185,6 @@ class Items:
         return out[::-1], max(resume, first or self._first_token)
 
     def reject_tokens(self) -> None:
-        """Expire all tokens of the changes feed issued so far."""
         self._n_changes += 1
         self._first_token = self._n_changes + 1
 
@@ -209,7 +198,6 @@ class Items:
         return item
 
     def write(self, item: Item, data: bytes | Path, size: int, mime: str = "") -> Revision:
-        """Add a new head revision to an item and return it."""
         item.mime = mime or item.mime
         now = item.created_ms if not item.revisions else self.tick()
         item.revisions.append(Revision(self.new_id(), data, size, now, item.mime))
@@ -362,11 +350,9 @@ class Items:
 
 @functools.lru_cache(1 << 12)
 def rfc3339(at_ms: int) -> str:
-    """Return a time in the format of the API."""
     at = datetime.fromtimestamp(at_ms // 1000, UTC)
     return f"{at:%Y-%m-%dT%H:%M:%S}.{at_ms % 1000:03d}Z"
 
 
 def _to_ms(text: str) -> int:
-    """Return an RFC 3339 time in ms. Raises ValueError for invalid text."""
     return round(datetime.fromisoformat(text).timestamp() * 1000)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 import secrets
 import uuid
 from collections.abc import Callable, Mapping
@@ -92,10 +91,7 @@ class OAuth(Service):
 
     # The consent page
     def _consent(self, call: Call) -> Response:
-        if (problem := _problem(call.query)) is not None:
-            code, text = problem
-            title = f"<h1>Access blocked: Authorization Error</h1><p>{text}<p>Error {code}"
-            return _page(title, int(code[:3]))
+        _check_request(call.query)
         hidden = "".join(
             f'<input type="hidden" name="{escape(name)}" value="{escape(value)}">'
             for name, value in call.query.items()
@@ -110,8 +106,7 @@ class OAuth(Service):
 
     def _approve(self, call: Call) -> Response:
         asked = dict(parse_qsl(call.body.decode()))
-        if _problem(asked) is not None:
-            return self._consent(Call("GET", call.path, asked, call.headers))
+        _check_request(asked)
         answer = {"state": asked["state"]} if "state" in asked else {}
         if asked.get("decision") != "allow":
             answer["error"] = "access_denied"
@@ -137,7 +132,8 @@ class OAuth(Service):
         if not (given or form.get("assertion")):
             raise _Error("invalid_request")
         if grant == _JWT_GRANT:
-            return self._issue(_scope_of(form["assertion"]), "")
+            claims = json.loads(base64.urlsafe_b64decode(form["assertion"].split(".")[1] + "=="))
+            return self._issue(str(claims["scope"]), "")
         return self._issue(self._scopes.get(given) or form.get("scope") or _FULL, given)
 
     def _exchange(self, form: Mapping[str, str]) -> dict[str, Any]:
@@ -185,22 +181,20 @@ def token_of(call: Call) -> str:
     return call.headers.get("authorization", "").removeprefix("Bearer ")
 
 
-def _problem(asked: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the error code and the text of the page for a request that Google does not show to the user."""
-    redirect = urlsplit(asked.get("redirect_uri", ""))
-    if asked.get("client_id") != _CLIENT_ID:
-        return "401: invalid_client", "The OAuth client was not found."
-    if redirect.scheme != "http" or redirect.hostname not in ("127.0.0.1", "localhost", "::1"):
-        return "400: redirect_uri_mismatch", "This app's request is invalid."
-    if asked.get("response_type") != "code":
-        return "400: unsupported_response_type", "Invalid response_type."
-    if not asked.get("scope"):
-        return "400: invalid_request", "Missing required parameter: scope"
-    if unknown := [scope for scope in asked["scope"].split() if scope not in _SCOPES]:
-        return "400: invalid_scope", f"Some requested scopes were invalid. {escape(str(unknown))}"
-    if asked.get("code_challenge") and asked.get("code_challenge_method") != "S256":
-        return "400: invalid_request", "Only the code_challenge_method S256 is simulated."
-    return None
+def _check_request(asked: Mapping[str, str]) -> None:
+    """Raise Refusal for a request that Google does not show to the user."""
+    redirect, scopes = urlsplit(asked.get("redirect_uri", "")), asked.get("scope", "").split()
+    is_valid = (
+        asked.get("client_id") == _CLIENT_ID
+        and redirect.scheme == "http"
+        and redirect.hostname in ("127.0.0.1", "localhost", "::1")
+        and asked.get("response_type") == "code"
+        and scopes
+        and _SCOPES.keys() >= set(scopes)
+        and asked.get("code_challenge_method", "S256") == "S256"
+    )
+    if not is_valid:
+        raise Refusal(400, "Access blocked: Authorization Error")
 
 
 def _basic_client(call: Call) -> dict[str, str]:
@@ -219,16 +213,5 @@ def _check_client(form: Mapping[str, str]) -> None:
         raise _Error("invalid_client", "The provided client secret is invalid.", 401)
 
 
-def _scope_of(assertion: str) -> str:
-    """Return the scopes that a service account asks for in its signed request."""
-    if not (found := re.fullmatch(r"[\w-]+\.([\w-]+)\.[\w-]+", assertion)):
-        return _FULL
-    try:
-        return str(json.loads(base64.urlsafe_b64decode(found[1] + "=="))["scope"])
-    except (ValueError, LookupError):
-        return _FULL
-
-
-def _page(body: str, status: int = 200) -> Response:
-    headers = {"Content-Type": "text/html; charset=UTF-8"}
-    return Response(status, headers, DataBody(_PAGE.format(body).encode()))
+def _page(body: str) -> Response:
+    return Response(200, {"Content-Type": "text/html; charset=UTF-8"}, DataBody(_PAGE.format(body).encode()))

@@ -27,7 +27,6 @@ _EDITORS |= {
     "application/vnd.google-apps.spreadsheet": "spreadsheets",
     "application/vnd.google-apps.form": "forms",
 }
-_INFECTED = "Only the owner is allowed to download infected files."
 _USED_UP = (
     "Too many users have viewed or downloaded this file recently. Please try accessing the file again later."
 )
@@ -54,12 +53,10 @@ class PublicDownloads(DriveReading):
             return _sign_in(call)
         if item.head is None:  # a folder or a document
             return _page(500, "Error 500 (Server Error)!!1")
-        if item.fields.get("abusive"):
-            return _problem("Infected file", _INFECTED)
         if not can(item, "canDownload"):
             return _page(403, "Google Drive - Access denied")
         if item.head.size > self.scan_limit and not call.query.get("confirm"):
-            return _warning(call, item.id, item.name)
+            return _page(200, "Google Drive - Virus scan warning")  # where people confirm the download
         headers = {
             "Content-Type": item.head.mime,
             "Content-Disposition": _attachment(item.name),
@@ -68,7 +65,7 @@ class PublicDownloads(DriveReading):
             "Date": formatdate(usegmt=True),
         }
         answer = self._sent(call, item, item.head, headers)
-        return answer or _problem("Quota exceeded", _USED_UP)
+        return answer or _page(200, "Google Drive - Quota exceeded", _USED_UP)  # with this status
 
     def _folder_page(self, call: Call) -> Response:
         """Return the page that shows what is in a public folder, for embedding into other pages."""
@@ -124,25 +121,10 @@ def _sign_in(call: Call) -> Response:
 
 
 def _page(status: int, title: str, body: str = "", headers: Mapping[str, str] = {}) -> Response:
-    """Return a page for people."""
     text = (
         f"<!DOCTYPE html>\n<html><head><title>{title}</title></head><body>\n{body or title}\n</body></html>\n"
     )
     return Response(status, {"Content-Type": "text/html; charset=utf-8", **headers}, DataBody(text.encode()))
-
-
-def _problem(title: str, text: str) -> Response:
-    """Return the page that says why a public file cannot be downloaded now. Its status is 200."""
-    return _page(200, f"Google Drive - {title}", f'<p class="uc-error-subcaption">{text}</p>')
-
-
-def _warning(call: Call, item_id: str, name: str) -> Response:
-    """Return the page that asks to confirm the download of a file that is too large for a virus scan."""
-    hidden = {**call.query, "id": item_id, "confirm": "t"}
-    fields = "".join(f'<input type="hidden" name="{n}" value="{html.escape(v)}">' for n, v in hidden.items())
-    text = f"<p>Google Drive can't scan this file for viruses.</p><p>{html.escape(name)}</p>"
-    form = f'<form id="download-form" action="http://{call.host}/download" method="get">{fields}</form>'
-    return _page(200, "Google Drive - Virus scan warning", text + form)
 
 
 def _attachment(name: str) -> str:

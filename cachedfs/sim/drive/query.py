@@ -21,7 +21,9 @@ class Query:
     name: str | None = None  # the lower-case name of every match; None if they may differ
 
 
-class _Parser:
+class QueryParser:
+    """Parses a query. Raises ValueError or IndexError if it is invalid, or has terms that are not simulated."""
+
     def __init__(self, text: str) -> None:
         self._tokens = _TOKEN.findall(text)[::-1]
 
@@ -98,11 +100,6 @@ def _text(token: str) -> str:
     return re.sub(r"\\(.)", r"\1", token[1:-1], flags=re.DOTALL)
 
 
-def parse_query(text: str) -> Query:
-    """Parse a query. Raises ValueError or IndexError if it is invalid, or has terms that are not simulated."""
-    return _Parser(text).whole()
-
-
 Mask = Mapping[str, "Mask"]  # fields to keep of an object; an empty mask keeps all
 
 
@@ -137,7 +134,6 @@ def _masks(tokens: list[str]) -> Mask:
 
 
 def project(value: dict[str, Any], mask: Mask) -> dict[str, Any]:
-    """Return a value with only the fields in the mask."""
     if not mask:
         return value
     return {name: _kept(value[name], inner) for name, inner in mask.items() if name in value}

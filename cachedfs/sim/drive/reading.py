@@ -11,13 +11,12 @@ from typing import Any
 from cachedfs.sim.drive.access import Access, key_of
 from cachedfs.sim.drive.fields import FIELDS, ME, show
 from cachedfs.sim.drive.items import DOCUMENT, EXPORTS, Item, ItemChange, Items, Revision, rfc3339
-from cachedfs.sim.drive.query import Mask, Query, parse_mask, parse_query, project
+from cachedfs.sim.drive.query import Mask, Query, QueryParser, parse_mask, project
 from cachedfs.sim.google import ranged
 from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.network import Network
 from cachedfs.sim.stored_objects import DataBody
 
-_EXPORT_LIMIT = 10 << 20
 _N_PAGES = 2000  # number of valid page tokens; older ones are rejected
 # Fields of a reply without the parameter `fields`.
 _FILE = parse_mask("kind,id,name,mimeType,resourceKey,driveId")
@@ -93,11 +92,7 @@ class DriveReading(Access):
         return self._shows(call, _mask(call, _FILE))(item)
 
     def _get(self, call: Call, item_id: str) -> dict[str, Any]:
-        item = self._need(call, item_id)
-        if call.flag("acknowledgeAbuse"):
-            text = "The acknowledgeAbuse parameter is only applicable for download requests."
-            raise Refusal(403, text, "invalidAbuseAcknowledgment", location="acknowledgeAbuse")
-        return self._file(call, item)
+        return self._file(call, self._need(call, item_id))
 
     # Listings
     def _list(self, call: Call) -> dict[str, Any]:
@@ -124,8 +119,6 @@ class DriveReading(Access):
         query, is_reader = query_of(call), bool(key_of(call))
         if (call.query.get("corpora") == "drive") != bool(drive_id) or (drive_id and not wants):
             raise invalid("driveId", "A driveId needs corpora=drive and the two flags of shared drives.")
-        if call.query.get("spaces", "drive") != "drive":
-            raise invalid("spaces")
         if call.query.get("orderBy", "name") != "name":
             raise invalid("orderBy", "Only the order by name is simulated.")
         self._check_drive(call)
@@ -207,9 +200,6 @@ class DriveReading(Access):
         if mime not in EXPORTS[item.mime]:
             text = "The requested conversion is not supported."
             raise Refusal(400, text, "badRequest", location="convertTo")
-        if len(item.text) > _EXPORT_LIMIT:
-            text = "This file is too large to be exported."
-            raise Refusal(403, text, "exportSizeLimitExceeded")
         # Drive starts plain text exports of documents, but of no other type, with a byte order mark.
         mark = b"\xef\xbb\xbf" if (item.mime, mime) == (DOCUMENT, "text/plain") else b""
         return Response(200, {"Content-Type": mime}, DataBody(mark + item.text))
@@ -296,10 +286,9 @@ def _may_read_revisions(call: Call, item: Item) -> bool:
 
 
 def query_of(call: Call) -> Query | None:
-    """Return the query of a listing."""
     text = call.query.get("q")
     try:
-        return parse_query(text) if text else None
+        return QueryParser(text).whole() if text else None
     except (ValueError, LookupError) as error:
         raise invalid("q") from error
 
@@ -315,7 +304,6 @@ def _is_in_feed(change: ItemChange, call: Call) -> bool:
 
 
 def _mask(call: Call, default: Mask) -> Mask:
-    """Return the mask of fields that the caller wants in the reply."""
     text = call.query.get("fields")
     try:
         return parse_mask(text) if text else default
@@ -331,15 +319,11 @@ def _page_size(call: Call) -> int:
 
 
 def _check_abuse(call: Call, item: Item) -> None:
-    """Refuse a flagged file unless its owner acknowledges that, and an acknowledgement for any other file."""
-    is_flagged, location = bool(item.fields.get("abusive")), "acknowledgeAbuse"
-    if not call.flag(location):
-        if is_flagged:
-            text = "This file has been identified as malware or spam and cannot be downloaded."
-            raise Refusal(403, text, "cannotDownloadAbusiveFile")
-    elif not is_flagged:
+    """Refuse a flagged file unless that is acknowledged, and an acknowledgement for any other file."""
+    is_flagged, is_acknowledged = bool(item.fields.get("abusive")), call.flag("acknowledgeAbuse")
+    if is_flagged and not is_acknowledged:
+        text = "This file has been identified as malware or spam and cannot be downloaded."
+        raise Refusal(403, text, "cannotDownloadAbusiveFile")
+    if is_acknowledged and not is_flagged:
         text = "This file has not been flagged for abuse."
-        raise Refusal(403, text, "invalidAbuseAcknowledgment", location=location)
-    elif "sharedWithMeTime" in item.fields:
-        text = "Only the owner can download abusive files."
-        raise Refusal(403, text, "cannotDownloadAbusiveFile", location=location)
+        raise Refusal(403, text, "invalidAbuseAcknowledgment", location="acknowledgeAbuse")

@@ -22,7 +22,6 @@ _TO_V3 = {v2: v3 for v3, v2 in _FIELDS.items()} | {"items": "files", "labels": "
 
 
 def to_v3(call: Call) -> Call:
-    """Return the call of version 3 that does the same."""
     query = dict(call.query)
     if "revisionId" in query:
         raise Refusal(501, "The simulation has no revisions in version 2.")
@@ -37,7 +36,6 @@ def to_v3(call: Call) -> Call:
 
 
 def from_v3(kind: str, value: Response | dict[str, Any]) -> Response | dict[str, Any]:
-    """Return the reply to a call of version 2 of this kind."""
     if isinstance(value, Response):
         return value
     if kind == "get":

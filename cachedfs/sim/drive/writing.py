@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cachedfs.sim.drive.items import BINARY, EXPORTS, FOLDER, SHORTCUT, Item, is_editors
+from cachedfs.sim.drive.items import BINARY, FOLDER, Item
 from cachedfs.sim.drive.reading import DriveReading, can, forbidden, invalid
 from cachedfs.sim.google import split_related, take_chunk
 from cachedfs.sim.messages import Call, Refusal, Response
@@ -43,25 +43,16 @@ class DriveWriting(DriveReading):
 
     # New items
     def _generate_ids(self, call: Call) -> dict[str, Any]:
-        text = call.query.get("count", "10")
-        if not 1 <= int(text) <= 1000:
-            raise invalid("count", f"Invalid value '{text}'.")
-        ids = [self.items.new_id() for _ in range(int(text))]
+        ids = [self.items.new_id() for _ in range(int(call.query.get("count", "10")))]
         self._reserved.update(ids)
         return {"kind": "drive#generatedIds", "space": "drive", "ids": ids}
 
     def _create(self, call: Call, item_id: str) -> dict[str, Any]:
-        """Create an item without media: a folder, shortcut, document or empty file."""
+        """Create a folder, the only kind of item that is created without media here."""
         given = call.json()
-        mime, details = given.get("mimeType") or BINARY, {}
-        if mime == SHORTCUT:
-            target_id = (given.get("shortcutDetails") or {}).get("targetId", "")
-            details = self.details(self._need(call, target_id).id)
-        item = self._new_item(call, item_id, given, mime)
-        if details:
-            item.fields["shortcutDetails"] = details
-        elif mime != FOLDER and mime not in EXPORTS:
-            self.items.write(item, b"", 0)
+        if given.get("mimeType") != FOLDER:
+            raise Refusal(501, "The simulation creates only folders without media.")
+        item = self._new_item(call, item_id, given, FOLDER)
         self._apply(item, given)
         return self._file(call, item)
 
@@ -80,7 +71,6 @@ class DriveWriting(DriveReading):
         return self._file(call, item)
 
     def _new_item(self, call: Call, item_id: str, given: Mapping[str, Any], mime: str) -> Item:
-        """Create the item of a request, without content."""
         parents = self._may_create(call, item_id, given, mime)
         if call.query.get("uploadType") != "resumable":  # those are counted when they begin
             self._count_create(call)
@@ -92,24 +82,13 @@ class DriveWriting(DriveReading):
             raise Refusal(409, "A file already exists with the provided ID.", "fileIdInUse")
         if "id" in given and item_id not in self._reserved:
             raise Refusal(400, "The provided file ID is not usable.", location="id")
-        if "id" in given and is_editors(mime):
-            text = "Generated IDs are not supported for Docs Editors formats."
-            raise Refusal(400, text, "generatedIdNotSupported", location="file.id")
         parents = given.get("parents") or ["root"]
         if len(parents) > 1:
             raise Refusal(400, "A file cannot be put into several folders.", location="parents")
-        folder = self._folder(call, parents[0])
-        if not can(folder, "canAddChildren"):
+        folder = self._need(call, parents[0])
+        if folder.mime != FOLDER or not can(folder, "canAddChildren"):
             raise forbidden(folder)
         return [folder.id]
-
-    def _folder(self, call: Call, item_id: str) -> Item:
-        """Return the folder with this id. Raises Refusal for an item that is not a folder."""
-        folder = self._need(call, item_id)
-        if folder.mime != FOLDER:
-            text = "The specified parent is not a folder."
-            raise Refusal(403, text, "parentNotAFolder", location="parents")
-        return folder
 
     def details(self, target_id: str) -> dict[str, str]:
         """Return the shortcut details for a target; only the id if the target does not exist."""
@@ -149,7 +128,6 @@ class DriveWriting(DriveReading):
         return Response(200, {"Location": at, "X-GUploader-UploadID": upload_id})
 
     def _save(self, upload: DriveUpload, data: bytes) -> Item:
-        """Store the uploaded content and return the item."""
         call, given = upload.call, upload.fields
         if upload.is_new:
             item = self._new_item(call, upload.item_id, given, upload.mime)
@@ -162,13 +140,9 @@ class DriveWriting(DriveReading):
         return item
 
     def _resume(self, upload_id: str, call: Call) -> Response | dict[str, Any]:
-        """Return the reply to one request of a resumable upload."""
         upload = self.uploads.get(upload_id)
         if upload is None:
             raise Refusal(404, "The upload session is unknown or has expired.", "notFound")
-        if call.method == "DELETE":
-            del self.uploads[upload_id]
-            return Response(499)
         if upload.result is None:
             total = take_chunk(upload.data, call, self.accepts.pop() if call.body and self.accepts else None)
             if total != len(upload.data):
@@ -186,7 +160,6 @@ class DriveWriting(DriveReading):
         return item
 
     def _apply(self, item: Item, given: Mapping[str, Any]) -> None:
-        """Set the writable fields in the body of a request, except the parents."""
         fields = {name: value for name, value in given.items() if name in _WRITABLE and value is not None}
         self.items.edit(item, fields)
 
@@ -216,7 +189,7 @@ class DriveWriting(DriveReading):
             raise Refusal(403, "A file cannot be put into several folders.", "multipleParentsNotAllowed")
         left = [id for id in item.parents if id not in removed]
         if added or left != item.parents:
-            self.items.move(item, [self._folder(call, id).id for id in added] or left)
+            self.items.move(item, [self._need(call, id).id for id in added] or left)
 
     def _delete(self, call: Call, item_id: str) -> Response:
         item = self._need(call, item_id)

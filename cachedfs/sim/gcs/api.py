@@ -7,9 +7,7 @@ it has what obstore reads with. What is not in the table below, or not in `_rout
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 from urllib.parse import unquote
 
 from cachedfs.sim.gcs.writing import GCSWriting, begin
@@ -26,7 +24,6 @@ _ROUTES = [
     ("GET", "/download/storage/v1/b/{bucket}/o/{key}", "media", "_media"),
     ("PATCH", "/storage/v1/b/{bucket}/o/{key}", "metadata", "_patch"),
     ("DELETE", "/storage/v1/b/{bucket}/o/{key}", "delete", "_delete"),
-    ("POST", "/storage/v1/b/{bucket}/o/{key}/compose", "compose", "_compose"),
     ("POST", "/storage/v1/b/{bucket}/o/{source}/moveTo/o/{key}", "copy", "_move"),
     ("POST", "/storage/v1/b/{source_bucket}/o/{source}/rewriteTo/b/{bucket}/o/{key}", "copy", "_rewrite"),
 ]
@@ -72,15 +69,11 @@ class GCSService(GCSWriting):
         for method, pattern, kind, name in _ROUTES:
             found = match_path(pattern, call.path)
             if found is not None and method == call.method and is_media == (kind == "media"):
-                return self._json_route(kind, getattr(self, name), found)
+                style, act = "text" if kind == "media" else "json", partial(getattr(self, name), **found)
+                return Route(kind, act, found.get("bucket", ""), found.get("key", ""), style)
         if not is_xml:
             raise Refusal(404, "Not Found")
         return self._xml_route(call)
-
-    def _json_route(self, kind: str, act: Callable[..., Any], found: dict[str, str]) -> Route:
-        style = "text" if kind == "media" else "json"
-        bucket, key = found.get("bucket", ""), found.get("key", "")
-        return Route(kind, partial(act, **found), bucket, key, style)
 
     def _upload_route(self, call: Call, bucket: str) -> Route:
         if "upload_id" in call.query:

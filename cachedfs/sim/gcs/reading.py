@@ -106,7 +106,6 @@ class GCSReading(Service):
     def _page(
         self, call: Call, bucket: str, *, resume: str, limit: str | None
     ) -> tuple[Page, list[SimObject]]:
-        """Return one page of a listing, and its objects."""
         self._need_bucket(bucket)
         query = call.query
         page = list_page(

@@ -30,7 +30,6 @@ FIELDS = {
 
 
 def resource(stored: SimObject, host: str) -> dict[str, Any]:
-    """Return the resource of an object in the JSON API."""
     path = f"b/{quote(stored.bucket)}/o/{quote(stored.name, '')}"
     generation, created = str(stored.generation), rfc3339(stored.created_s)
     download = f"http://{host}/download/storage/v1/{path}?generation={generation}&alt=media"
@@ -42,8 +41,6 @@ def resource(stored: SimObject, host: str) -> dict[str, Any]:
     out: dict[str, Any] = {**names, **version, **times, "updated": rfc3339(stored.updated_s)}
     out |= {"size": str(stored.size), **stored.checksums}
     out |= {name: value for name, value in stored.fields.items() if value}
-    if stored.n_components:
-        out["componentCount"] = stored.n_components
     if stored.key_sha256:
         out["customerEncryption"] = {"encryptionAlgorithm": "AES256", "keySha256": stored.key_sha256}
     return out
@@ -66,8 +63,6 @@ def media_answer(stored: SimObject, call: Call) -> Response:
     headers |= {f"x-goog-meta-{name}": text for name, text in (fields.get("metadata") or {}).items()}
     if hashes:
         headers["x-goog-hash"] = ",".join(f"{n.removesuffix('Hash')}={text}" for n, text in hashes.items())
-    if stored.n_components:
-        headers["x-goog-component-count"] = str(stored.n_components)
     if stored.key_sha256:
         headers["x-goog-encryption-algorithm"] = "AES256"
         headers["x-goog-encryption-key-sha256"] = stored.key_sha256

@@ -22,7 +22,6 @@ _LAST = "\U0010ffff"
 
 
 def checksums(data: bytes, *, with_md5: bool = True) -> dict[str, str]:
-    """Return the checksums of an object, as in the API."""
     found = {"crc32c": google_crc32c.value(data).to_bytes(4, "big")}
     found |= {"md5Hash": hashlib.md5(data).digest()} if with_md5 else {}
     return {name: base64.b64encode(digest).decode() for name, digest in found.items()}
@@ -42,7 +41,6 @@ class SimObject(Content):
     fields: Mapping[str, Any]
     metageneration: int = 1
     key_sha256: str | None = None  # SHA-256 of the customer-supplied encryption key, base64
-    n_components: int | None = None
     _checksums: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -87,7 +85,6 @@ class Store:
         self._generation = max(self._generation, generation)
 
     def buckets(self) -> list[str]:
-        """Return the names of all buckets, sorted."""
         return sorted(self._buckets)
 
     def make_bucket(self, bucket: str) -> None:
@@ -112,7 +109,6 @@ class Store:
         fields: Mapping[str, Any],
         *,
         key_sha256: str | None = None,
-        n_components: int | None = None,
     ) -> SimObject:
         """Store a new version and return it; create the bucket if missing."""
         self.make_bucket(bucket)
@@ -120,9 +116,7 @@ class Store:
         self._generation = max(self._generation + 1, time.time_ns() // 1000)
         fields = {"contentType": "application/octet-stream", **fields}
         stored = SimObject(
-            bucket, key, data, len(data), self._generation, now_s, now_s, fields,
-            key_sha256=key_sha256, n_components=n_components,
-            _checksums=checksums(data, with_md5=not n_components),  # composed objects have no MD5
+            bucket, key, data, len(data), self._generation, now_s, now_s, fields, key_sha256=key_sha256, _checksums=checksums(data)
         )  # fmt: skip
         if key not in self._buckets[bucket]:
             self._sorted.pop(bucket, None)

@@ -1,4 +1,4 @@
-"""Write requests of the simulated GCS: uploads, copies, compositions, updates and deletions."""
+"""Write requests of the simulated GCS: uploads, copies, updates and deletions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from cachedfs.sim.gcs.reading import TEXT, GCSReading, check, check_key, given_key
+from cachedfs.sim.gcs.reading import TEXT, GCSReading, check, given_key
 from cachedfs.sim.gcs.show import FIELDS, resource
 from cachedfs.sim.gcs.store import SimObject, checksums
 from cachedfs.sim.google import split_related, take_chunk
@@ -36,7 +36,7 @@ class GCSWriting(GCSReading):
         super().__init__(network, folder)
         self.uploads: dict[str, GCSUpload] = {}
 
-    def _write(self, upload: GCSUpload, data: bytes, *, n_components: int | None = None) -> SimObject:
+    def _write(self, upload: GCSUpload, data: bytes) -> SimObject:
         self._need_bucket(upload.bucket)
         if not upload.key or len(upload.key.encode()) > 1024:
             raise Refusal(400, "Required: an object name of 1 to 1024 bytes.", "required")
@@ -45,9 +45,7 @@ class GCSWriting(GCSReading):
         want = {k: v for k, v in upload.fields.items() if k in ("crc32c", "md5Hash") and v}
         if want and not want.items() <= checksums(data).items():
             raise Refusal(400, "Provided hash doesn't match calculated hash of the content.")
-        return self.store.put(
-            upload.bucket, upload.key, data, fields, key_sha256=upload.key_sha256, n_components=n_components
-        )
+        return self.store.put(upload.bucket, upload.key, data, fields, key_sha256=upload.key_sha256)
 
     def _upload(self, upload: GCSUpload, data: bytes, call: Call) -> Response | dict[str, Any]:
         if call.query["uploadType"] != "resumable":
@@ -62,7 +60,6 @@ class GCSWriting(GCSReading):
         return Response(200, {"Location": location, "X-GUploader-UploadID": upload_id})
 
     def _resume(self, upload: GCSUpload | None, call: Call) -> Response | dict[str, Any]:
-        """Return the reply to one request of a resumable upload."""
         if upload is None:
             raise Refusal(404, "The upload session is unknown or has expired.")
         if call.method == "DELETE":
@@ -92,23 +89,6 @@ class GCSWriting(GCSReading):
         self.store.remove(bucket, key)
         return Response(204)
 
-    def _compose(self, call: Call, bucket: str, key: str) -> dict[str, Any]:
-        body, pieces, n_components = call.json(), list[bytes](), 0
-        sources = body.get("sourceObjects", [])
-        if not 1 <= len(sources) <= 32:
-            raise Refusal(400, "The number of source components must be between 1 and 32.")
-        for source in sources:
-            query = dict(source.get("objectPreconditions") or {})
-            query |= {"generation": source["generation"]} if source.get("generation") else {}
-            query = {name: str(value) for name, value in query.items()}
-            stored = self._find(bucket, source["name"], query, reading=False)
-            check_key(stored, call.headers)
-            pieces.append(stored.content())
-            n_components += stored.n_components or 1
-        fields = dict(body.get("destination") or {})
-        upload = GCSUpload(bucket, key, fields, call.query, given_key(call.headers))
-        return resource(self._write(upload, b"".join(pieces), n_components=n_components), call.host)
-
     def _move(self, call: Call, bucket: str, source: str, key: str) -> dict[str, Any]:
         made = self._copy(call, (bucket, source), (bucket, key))
         self.store.remove(bucket, source)
@@ -131,7 +111,7 @@ class GCSWriting(GCSReading):
         given = call.json()
         fields = given if given.get("contentType") else {**found.fields, **given}
         upload = GCSUpload(*target, fields, call.query, None)
-        return self._write(upload, found.content(), n_components=found.n_components)
+        return self._write(upload, found.content())
 
 
 def begin(bucket: str, call: Call) -> tuple[GCSUpload, bytes]:

@@ -42,10 +42,7 @@ class Bucket(Service):
         self.bucket = Budget(per_s, max(per_s, 1.0))
 
     def refuses(self, now):
-        if not self.bucket.has(1, now):
-            return True
-        self.bucket.take(1)
-        return False
+        return not self.bucket.take(1, now)
 
 
 class Process:
