@@ -170,8 +170,7 @@ class FsspecOrigin(Origin):
         """Call a method of the inner filesystem as one request, in one slot."""
         inner, start, stop = await self._inner.get(), options.get("start"), options.get("end")
         range_ = "" if start is None or stop is None else range_header(Range(start, stop)) or ""
-        is_ahead = await self._slots.acquire()
-        with OpenRequest(method, self.url(path), range_, self._slots, is_ahead) as request:
+        async with self._slots.slot(method, self.url(path), range_) as request:
             self.on_request()
             answer = await invoke(inner, method, path, **options)
             request.size = len(answer) if isinstance(answer, bytes) else 0

@@ -35,7 +35,6 @@ from cachedfs.origins.http_read import HTTPConnection
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.origin_errors import ErrorRow, mapped, refusal, retryable
-from cachedfs.origins.request_slots import OpenRequest
 from cachedfs.origins.retry import foreign
 
 if TYPE_CHECKING:
@@ -227,8 +226,7 @@ class HubOrigin(HTTPOrigin):
             found = call(at.repository, *args, repo_type=at.kind, **options)
             return [*found] if isinstance(found, Iterator) else found
 
-        is_ahead = await self._slots.acquire()
-        with OpenRequest(method, self.url(at.root), "", self._slots, is_ahead):
+        async with self._slots.slot(method, self.url(at.root)):
             self.on_request()
             return await asyncio.to_thread(result)
 

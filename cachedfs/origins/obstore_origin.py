@@ -242,29 +242,32 @@ class _Read(Read):
 
     async def run(self) -> AsyncGenerator[bytes, None]:
         """Yield b"" when the headers have arrived, then the bytes."""
-        slots, range_ = self.origin._slots, range_header(self.want) or ""
-        request = OpenRequest("get_async", self.url, range_, slots, await slots.acquire())
-        with request, mapped(self.url, self.doing, is_read=True):
-            answer = await self._send()
-            request.answered("ok")
-            yield b""
-            if answer is None:
-                return
-            position = self.start
-            async for piece in answer.stream(min_chunk_size=_PIECE):
-                if not (data := bytes(piece)):
-                    continue
-                position += len(data)
-                request.size += len(data)
-                if position > self.stop:
-                    break
-                if self.origin._is_local:
-                    await self._look_up()
-                yield data
-            if position != self.stop:
-                raise OriginUnavailable(
-                    f"{self.url}: the body has another length than announced ({self.doing}); read it again"
-                )
+        slot = self.origin._slots.slot("get_async", self.url, range_header(self.want) or "")
+        async with slot as request:
+            with mapped(self.url, self.doing, is_read=True):
+                answer = await self._send()
+                request.answered("ok")
+                yield b""
+                if answer is not None:
+                    async for data in self._body(answer):
+                        request.size += len(data)
+                        yield data
+
+    async def _body(self, answer: Any) -> AsyncIterator[bytes]:
+        position = self.start
+        async for piece in answer.stream(min_chunk_size=_PIECE):
+            if not (data := bytes(piece)):
+                continue
+            position += len(data)
+            if position > self.stop:
+                break
+            if self.origin._is_local:
+                await self._look_up()
+            yield data
+        if position != self.stop:
+            raise OriginUnavailable(
+                f"{self.url}: the body has another length than announced ({self.doing}); read it again"
+            )
 
     async def _send(self) -> Any:
         """Send the request, and set the version and the range; return obstore's answer, if it has a body."""
