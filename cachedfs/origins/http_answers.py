@@ -44,6 +44,12 @@ class HTTPAnswer(NamedTuple):
 
     info: ObjectInfo
     span: Range | None
+    status: int
+
+    @property
+    def is_unusable_part(self) -> bool:
+        """Whether the whole object has to be requested: a part may be encoded, or of any bytes."""
+        return self.status == 206 and self.span is None
 
 
 def answer_of(
@@ -70,7 +76,8 @@ def answer_of(
     if (date := http_date(headers.get("Date"))) is not None:
         now_s = date.timestamp()
     details = _details(status, headers, url, now_s)
-    return HTTPAnswer(ObjectInfo(path, "file", size, _version(headers, size, now_s), details=details), span)
+    info = ObjectInfo(path, "file", size, _version(headers, size, now_s), details=details)
+    return HTTPAnswer(info, span, status)
 
 
 def _details(status: int, headers: Mapping[str, str], url: str, now_s: float) -> dict[str, Any]:

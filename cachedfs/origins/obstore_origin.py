@@ -11,13 +11,12 @@ import os
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 from urllib.parse import urlsplit
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectNotFound, OriginUnavailable
-from cachedfs.origins.base import Origin, Read, Reply, clipped, opened, range_header
+from cachedfs.origins.base import Origin, Read, clipped, range_header
 from cachedfs.origins.evidence import fingerprint, is_same_evidence
 from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.request_slots import OpenRequest, RequestSlots, is_speculative
@@ -105,136 +104,7 @@ def root_of_store(store: Any) -> str:
     return f"{bucket}/{str(getattr(store, 'prefix', None) or '').strip('/')}".strip("/")
 
 
-class ObstoreOrigin(Origin):
-    """An origin over an obstore store."""
-
-    def __init__(
-        self,
-        options: Mapping[str, Any],
-        *,
-        identity: str,
-        on_request: Callable[[], None],
-        concurrency: int = 16,
-    ) -> None:
-        self.identity, self.on_request, self._slots = identity, on_request, RequestSlots(concurrency)
-        self.store = options["store"]
-        self._root = root_of_store(self.store)
-        self._can_list = _kind(self.store) != "HTTPStore"
-        # A local file may change while it is open, so its version is checked again after each piece.
-        self._is_local = _kind(self.store) == "LocalStore"
-
-    def url(self, path: str) -> str:
-        """Return the URL that errors show for `path`."""
-        return f"obstore://{path}"
-
-    def _key(self, path: str) -> str:
-        """Return the path within the store."""
-        path = path.strip("/")
-        if not self._root or path == self._root:
-            return path.removeprefix(self._root)
-        if not path.startswith(f"{self._root}/"):
-            raise ObjectNotFound(
-                f"{self.url(path)}: it is outside of the store, which begins at {self._root}"
-            )
-        return path[len(self._root) + 1 :]
-
-    def _path(self, key: str) -> str:
-        return f"{self._root}/{key}".strip("/")
-
-    def _described(self, meta: Mapping[str, Any], now_s: float) -> ObjectInfo:
-        """Return the object that obstore's metadata, requested at `now_s`, describe."""
-        details = {name: meta[name] for name in ("e_tag", "version", "last_modified") if meta.get(name)}
-        # A server that states no time.
-        if "last_modified" in details and not details["last_modified"].timestamp():
-            del details["last_modified"]
-        evidence = {**details, "size": meta["size"]}
-        if self._is_local:  # its ETag is its inode, time and size
-            evidence["ino"] = evidence.pop("e_tag", None)
-        version = fingerprint(evidence, now_s)
-        return ObjectInfo(self._path(meta["path"]), "file", meta["size"], version, details=details)
-
-    def _count(self, path: str) -> None:
-        """Count a request that is about to be sent; raise OriginUnavailable where it would hang."""
-        global _has_threads
-        if _lost_threads:
-            raise OriginUnavailable(
-                f"{self.url(path)}: not in the cache, and obstore does not work in a process forked from one that used "
-                'it: start processes with "spawn" or "forkserver"'
-            )
-        _has_threads = True
-        self.on_request()
-
-    async def _ask(self, method: str, path: str, *args: Any) -> Any:
-        """Return the result of an async method of the store, as one request; the caller has a slot."""
-        self._count(path)
-        with OpenRequest(method, self.url(path), is_speculative=is_speculative()):
-            answer = getattr(self.store, method)(*args)
-            return await (answer.collect_async() if method == "list_async" else answer)
-
-    async def _head(self, path: str) -> ObjectInfo:
-        now_s = time.time()
-        return self._described(await self._ask("head_async", path, self._key(path)), now_s)
-
-    async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
-        """Return the object or folder that `path` is now: one request, or two if it is no object."""
-        path = path.strip("/")
-        key = self._key(path)
-        with mapped(self.url(path), "looking it up", is_read=True):
-            async with self._slots.slot():
-                try:
-                    if key:
-                        return await self._head(path)
-                except FileNotFoundError:
-                    if not self._can_list:
-                        raise
-                found = await self._ask("list_with_delimiter_async", path, key)
-            if key and not found["objects"] and not found["common_prefixes"]:
-                raise FileNotFoundError(path)
-        return ObjectInfo(path, "directory")
-
-    def read(
-        self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
-    ) -> AbstractAsyncContextManager[Reply]:
-        """Request bytes; entering returns when the headers have arrived. The body keeps its slot."""
-        path = path.strip("/")
-        return opened(_Read(self.url(path), path, want, pinned, origin=self))
-
-    async def list(
-        self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
-    ) -> AsyncIterator[ObjectInfo]:
-        """Yield the children of `folder`, or all objects below it."""
-        folder = folder.strip("/")
-        key, now_s = self._key(folder), time.time()
-        with mapped(self.url(folder), "listing it", is_read=True):
-            async with self._slots.slot():
-                if deep:
-                    objects, folders = await self._ask("list_async", folder, key), []
-                else:
-                    found = await self._ask("list_with_delimiter_async", folder, key)
-                    objects, folders = found["objects"], found["common_prefixes"]
-            infos = [self._described(meta, now_s) for meta in objects]
-        for info in infos:
-            if info.path != folder:
-                yield info
-        for name in folders:
-            yield ObjectInfo(self._path(name), "directory")
-
-    async def call(self, method: str, *args: Any, **options: Any) -> Any:
-        """Raise NotImplementedError: obstore's own methods write."""
-        raise NotImplementedError(
-            f"cachedfs only reads an obstore store, so there is no {method}: use the store itself, and after a write call "
-            "fs.invalidate_cache()"
-        )
-
-    async def filesystem(self) -> Any:
-        """Raise NotImplementedError: there is no fsspec filesystem below."""
-        return await self.call("origin_fs")
-
-    async def aclose(self) -> None:
-        """Do nothing: the store belongs to the caller."""
-
-
-@dataclasses.dataclass(eq=False, kw_only=True)
+@dataclasses.dataclass(eq=False)
 class _Read(Read):
     """A read of one version."""
 
@@ -242,6 +112,7 @@ class _Read(Read):
 
     async def run(self) -> AsyncGenerator[bytes, None]:
         """Yield b"" when the headers have arrived, then the bytes."""
+        self.path = self.path.strip("/")
         slot = self.origin._slots.slot("get_async", self.url, range_header(self.want) or "")
         async with slot as request:
             with mapped(self.url, self.doing, is_read=True):
@@ -327,3 +198,127 @@ class _Read(Read):
             raise self._changed(f"it was {pinned.fingerprint}, and is {info.fingerprint}")
         self.pinned = pinned
         return info
+
+
+class ObstoreOrigin(Origin):
+    """An origin over an obstore store."""
+
+    _reads = _Read
+
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        *,
+        identity: str,
+        on_request: Callable[[], None],
+        concurrency: int = 16,
+    ) -> None:
+        self.identity, self.on_request, self._slots = identity, on_request, RequestSlots(concurrency)
+        self.store = options["store"]
+        self._root = root_of_store(self.store)
+        self._can_list = _kind(self.store) != "HTTPStore"
+        # A local file may change while it is open, so its version is checked again after each piece.
+        self._is_local = _kind(self.store) == "LocalStore"
+
+    def url(self, path: str) -> str:
+        """Return the URL that errors show for `path`."""
+        return f"obstore://{path}"
+
+    def _key(self, path: str) -> str:
+        """Return the path within the store."""
+        path = path.strip("/")
+        if not self._root or path == self._root:
+            return path.removeprefix(self._root)
+        if not path.startswith(f"{self._root}/"):
+            raise ObjectNotFound(
+                f"{self.url(path)}: it is outside of the store, which begins at {self._root}"
+            )
+        return path[len(self._root) + 1 :]
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}".strip("/")
+
+    def _described(self, meta: Mapping[str, Any], now_s: float) -> ObjectInfo:
+        """Return the object that obstore's metadata, requested at `now_s`, describe."""
+        details = {name: meta[name] for name in ("e_tag", "version", "last_modified") if meta.get(name)}
+        # A server that states no time.
+        if "last_modified" in details and not details["last_modified"].timestamp():
+            del details["last_modified"]
+        evidence = {**details, "size": meta["size"]}
+        if self._is_local:  # its ETag is its inode, time and size
+            evidence["ino"] = evidence.pop("e_tag", None)
+        version = fingerprint(evidence, now_s)
+        return ObjectInfo(self._path(meta["path"]), "file", meta["size"], version, details=details)
+
+    def _count(self, path: str) -> None:
+        """Count a request that is about to be sent; raise OriginUnavailable where it would hang."""
+        global _has_threads
+        if _lost_threads:
+            raise OriginUnavailable(
+                f"{self.url(path)}: not in the cache, and obstore does not work in a process forked from one that used "
+                'it: start processes with "spawn" or "forkserver"'
+            )
+        _has_threads = True
+        self.on_request()
+
+    async def _ask(self, method: str, path: str, *args: Any) -> Any:
+        """Return the result of an async method of the store, as one request; the caller has a slot."""
+        self._count(path)
+        with OpenRequest(method, self.url(path), is_speculative=is_speculative()):
+            answer = getattr(self.store, method)(*args)
+            return await (answer.collect_async() if method == "list_async" else answer)
+
+    async def _head(self, path: str) -> ObjectInfo:
+        now_s = time.time()
+        return self._described(await self._ask("head_async", path, self._key(path)), now_s)
+
+    async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
+        """Return the object or folder that `path` is now: one request, or two if it is no object."""
+        path = path.strip("/")
+        key = self._key(path)
+        with mapped(self.url(path), "looking it up", is_read=True):
+            async with self._slots.slot():
+                try:
+                    if key:
+                        return await self._head(path)
+                except FileNotFoundError:
+                    if not self._can_list:
+                        raise
+                found = await self._ask("list_with_delimiter_async", path, key)
+            if key and not found["objects"] and not found["common_prefixes"]:
+                raise FileNotFoundError(path)
+        return ObjectInfo(path, "directory")
+
+    async def list(
+        self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
+    ) -> AsyncIterator[ObjectInfo]:
+        """Yield the children of `folder`, or all objects below it."""
+        folder = folder.strip("/")
+        key, now_s = self._key(folder), time.time()
+        with mapped(self.url(folder), "listing it", is_read=True):
+            async with self._slots.slot():
+                if deep:
+                    objects, folders = await self._ask("list_async", folder, key), []
+                else:
+                    found = await self._ask("list_with_delimiter_async", folder, key)
+                    objects, folders = found["objects"], found["common_prefixes"]
+            infos = [self._described(meta, now_s) for meta in objects]
+        for info in infos:
+            if info.path != folder:
+                yield info
+        for name in folders:
+            yield ObjectInfo(self._path(name), "directory")
+
+    async def call(self, method: str, *args: Any, **options: Any) -> Any:
+        """Raise NotImplementedError: obstore's own methods write."""
+        raise NotImplementedError(
+            f"cachedfs only reads an obstore store, so there is no {method}: use the store itself, and after a write call "
+            "fs.invalidate_cache()"
+        )
+
+    async def filesystem(self) -> Any:
+        """Raise NotImplementedError: there is no fsspec filesystem below."""
+        return await self.call("origin_fs")
+
+    async def aclose(self) -> None:
+        """Do nothing: the store belongs to the caller."""

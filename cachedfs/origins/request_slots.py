@@ -94,7 +94,7 @@ class RequestSlots:
             yield request
 
     def begin_round(self, now: float) -> None:
-        """Begin a round; at 0.0 if no request is running: a pause would look like a slow service."""
+        """Begin a round at the time `now`; 0.0: when the next request is sent."""
         self.n_ended, self.n_bytes, self.started, self.was_full = 0, 0, now, False
 
     def end_round(self, now: float) -> None:
@@ -177,12 +177,9 @@ class OpenRequest:
                 if slots.n_ended >= slots.window:
                     slots.end_round(time.monotonic())
             kind.n_used -= 1
-            if kind.n_excess:
-                kind.n_excess -= 1
-            else:
-                kind.release()
-            if not (slots.kinds[0].n_used or slots.kinds[1].n_used):
-                slots.begin_round(0.0)
+            kind.add(1) if kind.n_excess else kind.release()
+            if not (slots.kinds[0].n_used or slots.kinds[1].n_used):  # a pause would look like a slow service
+                slots.n_ended, slots.n_bytes, slots.started, slots.was_full = 0, 0, 0.0, False
         if self.at_close is not None:
             self.at_close(self.size)
         if event_log.active is not None or logger.isEnabledFor(logging.DEBUG):
