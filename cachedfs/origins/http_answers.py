@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from cachedfs.common.logging import without_secrets
 from cachedfs.common.types import ObjectInfo, Range
-from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound, RequestRejected
+from cachedfs.errors import AccessDenied, ObjectNotFound, RequestRejected
 from cachedfs.origins.base import content_range, http_date, number
 from cachedfs.origins.evidence import fingerprint, is_recent, is_same_evidence
 from cachedfs.origins.http_request import HTTPRequest
@@ -26,7 +26,6 @@ _ERRORS = (
         ErrorRow(each, "", RequestRejected, "the server did not accept the request")
         for each in (400, 405, 501)
     ),
-    ErrorRow(None, "", CachedFSError, "the server gave an unexpected answer"),
 )
 # nginx's ETag: the time and the size in hexadecimal digits. It is no stronger than the time itself.
 _TIME_AND_SIZE = re.compile('"([0-9a-f]{1,16})-[0-9a-f]{1,16}"')

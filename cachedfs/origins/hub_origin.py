@@ -20,7 +20,6 @@ from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import (
     AccessDenied,
-    CachedFSError,
     IsAFolder,
     NoSuchBucket,
     ObjectNotFound,
@@ -58,7 +57,6 @@ _ERRORS = (
         403, "", AccessDenied,
         "access denied; accept the conditions on the page of a gated repository, with the account of the token",
     ),
-    ErrorRow(None, "", CachedFSError, "the Hub gave an unexpected answer"),
 )  # fmt: skip
 
 
