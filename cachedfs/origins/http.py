@@ -196,10 +196,7 @@ class HTTPClient:
             raise
 
     def server_time(self) -> float | None:
-        """Return the time now by the clock of the server, up to a second ahead; None if it did not tell.
-
-        From any thread.
-        """
+        """Return the time now by the server's clock, up to a second ahead; None if unknown. From any thread."""
         date, came_at = self._date
         with suppress(ValueError):
             return parsedate_to_datetime(date).timestamp() + 1.0 + time.monotonic() - came_at
