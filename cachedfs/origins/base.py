@@ -126,9 +126,9 @@ class Reply:
 
 @dataclasses.dataclass(eq=False)
 class Read(ABC):
-    """A read of one version, as `Reply` describes it. `opened` runs it."""
+    """A read of one version, as `Reply` describes it; `Origin.read` makes and runs it."""
 
-    url: str
+    origin: Any
     path: str
     want: Range | Suffix | None  # the bytes to read; after the first answer those that are left
     pinned: ObjectInfo | None  # the version to read; after the first answer the one that it is of
@@ -144,6 +144,11 @@ class Read(ABC):
         """Yield b"" when the headers have arrived, and all but the body is known; then the bytes of the body."""
 
     @property
+    def url(self) -> str:
+        """The URL of the object, as errors name it."""
+        return str(self.origin.url(self.path))
+
+    @property
     def doing(self) -> str:
         """The purpose of the read, as errors name it."""
         return self._doing or describe(self.want)
@@ -153,14 +158,6 @@ class Read(ABC):
         return ObjectChanged(
             f"{self.url}: the object was replaced while it was read ({self.doing}: {how}); open it again"
         )
-
-
-@asynccontextmanager
-async def opened(read: Read) -> AsyncIterator[Reply]:
-    """Send a read. Entering returns when its headers have arrived; leaving closes its body."""
-    async with aclosing(read.run()) as body:
-        await anext(body)
-        yield Reply(read.info, read.start, read.stop, body, read.is_checked_at_end)
 
 
 class Origin(ABC):
@@ -191,6 +188,7 @@ class Origin(ABC):
     """True where the bytes of a day are limited, as at Google Drive: then less is fetched that may not be read."""
 
     _slots: RequestSlots
+    _reads: type[Read]  # how it reads
 
     @abstractmethod
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
@@ -207,10 +205,10 @@ class Origin(ABC):
         """
         return ()
 
-    @abstractmethod
-    def read(
+    @asynccontextmanager
+    async def read(
         self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
-    ) -> AbstractAsyncContextManager[Reply]:
+    ) -> AsyncIterator[Reply]:
         """Request bytes of `path`; use it as an async context manager.
 
         Entering returns when the headers arrive; leaving early stops the body. `want` None is the whole object. A range
@@ -218,7 +216,10 @@ class Origin(ABC):
         info.size`). With `pinned`, the bytes are of exactly that version, or `ObjectChanged` is raised, also when the
         object was removed. Without it, a missing object raises `ObjectNotFound`.
         """
-        ...
+        read = self._reads(self, path, want, pinned)
+        async with aclosing(read.run()) as body:
+            await anext(body)
+            yield Reply(read.info, read.start, read.stop, body, read.is_checked_at_end)
 
     @abstractmethod
     def list(

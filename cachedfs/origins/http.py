@@ -23,7 +23,7 @@ from cachedfs.errors import QuotaExceeded
 from cachedfs.origins.base import has_stale_answer
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.origin_errors import object_of, well_formed
-from cachedfs.origins.request_slots import OpenRequest, RequestSlots
+from cachedfs.origins.request_slots import OpenRequest, RequestSlots, is_speculative
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, foreign, time_limit, untrusted
 from cachedfs.origins.tokens import TokenSource
 
@@ -164,8 +164,10 @@ class HTTPClient:
 
     async def send(self, request: HTTPRequest, *, n_renewed: int = 0) -> HTTPResponse:
         """Send `request` once; return a good response, to be closed. Raises RetryableError or the final error."""
-        range_, is_ahead = request.headers.get("Range", ""), await self._slots.acquire()
-        response = HTTPResponse(request.method, request.url, range_, self._slots, is_ahead)
+        range_, slots, is_ahead = request.headers.get("Range", ""), self._slots, is_speculative()
+        await slots.kinds[is_ahead].acquire()
+        slots.kinds[is_ahead].n_used += 1
+        response = HTTPResponse(request.method, request.url, range_, slots, is_ahead)
         try:
             auth = await self._auth.headers() if self._auth else {}
             sent = await self._limits.wait(request) if self._limits else None
@@ -194,10 +196,7 @@ class HTTPClient:
             raise
 
     def server_time(self) -> float | None:
-        """Return the time now by the clock of the server, up to a second ahead; None if it did not tell.
-
-        From any thread.
-        """
+        """Return the time now by the server's clock, up to a second ahead; None if unknown. From any thread."""
         date, came_at = self._date
         with suppress(ValueError):
             return parsedate_to_datetime(date).timestamp() + 1.0 + time.monotonic() - came_at
@@ -281,7 +280,7 @@ class HTTPClient:
             self._count_at_close(request, response)
         # A rate is the concern of the limits: after a full minute, as many requests as before are allowed at a time.
         if (is_rate and self._limits is None) or response.status == _OVERLOADED:
-            self._slots.refused(response.began or 0.0)
+            self._slots.refused(response.began or 0.0, time.monotonic())
         return error
 
     def _count_at_close(self, request: HTTPRequest, response: HTTPResponse) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from cachedfs.common.logging import without_secrets
 from cachedfs.common.types import ObjectInfo, Range
-from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound, RequestRejected
+from cachedfs.errors import AccessDenied, ObjectNotFound, RequestRejected
 from cachedfs.origins.base import content_range, http_date, number
 from cachedfs.origins.evidence import fingerprint, is_recent, is_same_evidence
 from cachedfs.origins.http_request import HTTPRequest
@@ -26,7 +26,6 @@ _ERRORS = (
         ErrorRow(each, "", RequestRejected, "the server did not accept the request")
         for each in (400, 405, 501)
     ),
-    ErrorRow(None, "", CachedFSError, "the server gave an unexpected answer"),
 )
 # nginx's ETag: the time and the size in hexadecimal digits. It is no stronger than the time itself.
 _TIME_AND_SIZE = re.compile('"([0-9a-f]{1,16})-[0-9a-f]{1,16}"')
@@ -44,6 +43,12 @@ class HTTPAnswer(NamedTuple):
 
     info: ObjectInfo
     span: Range | None
+    status: int
+
+    @property
+    def is_unusable_part(self) -> bool:
+        """Whether the whole object has to be requested: a part may be encoded, or of any bytes."""
+        return self.status == 206 and self.span is None
 
 
 def answer_of(
@@ -70,7 +75,8 @@ def answer_of(
     if (date := http_date(headers.get("Date"))) is not None:
         now_s = date.timestamp()
     details = _details(status, headers, url, now_s)
-    return HTTPAnswer(ObjectInfo(path, "file", size, _version(headers, size, now_s), details=details), span)
+    info = ObjectInfo(path, "file", size, _version(headers, size, now_s), details=details)
+    return HTTPAnswer(info, span, status)
 
 
 def _details(status: int, headers: Mapping[str, str], url: str, now_s: float) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import (
     AccessDenied,
-    CachedFSError,
     IsAFolder,
     NoSuchBucket,
     ObjectNotFound,
@@ -30,12 +29,9 @@ from cachedfs.origins.base import Reply
 from cachedfs.origins.evidence import fingerprint
 from cachedfs.origins.fsspec_origin import FsspecOrigin, jsonable
 from cachedfs.origins.http_answers import HTTPAnswer, answer_of
-from cachedfs.origins.http_origin import MOST_REDIRECTS, HTTPOrigin
-from cachedfs.origins.http_read import HTTPConnection
+from cachedfs.origins.http_origin import MOST_REDIRECTS, HTTPConnection, HTTPOrigin
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.origin_errors import ErrorRow, mapped, refusal, retryable
-from cachedfs.origins.request_slots import OpenRequest
 from cachedfs.origins.retry import foreign
 
 if TYPE_CHECKING:
@@ -61,7 +57,6 @@ _ERRORS = (
         403, "", AccessDenied,
         "access denied; accept the conditions on the page of a gated repository, with the account of the token",
     ),
-    ErrorRow(None, "", CachedFSError, "the Hub gave an unexpected answer"),
 )  # fmt: skip
 
 
@@ -88,30 +83,42 @@ class HubPath(NamedTuple):
         return cls(path.removesuffix(f"/{name}" if name else ""), kind, found["id"], revision, name)
 
 
-class HubConnection(HTTPConnection):
-    """Requests for the files of repositories, with the endpoint and the token of the HfFileSystem `inner`."""
+class HubOrigin(HTTPOrigin):
+    """Files in repositories of the Hub; the fingerprint is the hash of their content."""
 
-    def options(self) -> Mapping[str, Any]:
+    async def _make(self) -> Any:
+        return await FsspecOrigin._make(self)
+
+    async def _connect(self) -> HTTPConnection:
+        with importing():
+            import aiohttp
+
+            from cachedfs.origins.http import new_connector
+
+        inner = await self.filesystem()
+        session = aiohttp.ClientSession(connector=new_connector(), trust_env=True)
+        client = self._client(session, failure, options={"max_redirects": MOST_REDIRECTS})
+        return HTTPConnection(inner, session, client)
+
+    def _options_of(self, inner: Any) -> Mapping[str, Any]:
         """Return the headers with the token."""
         from huggingface_hub.utils import build_hf_headers
 
-        return {"headers": build_hf_headers(token=self.inner.token)}
+        return {"headers": build_hf_headers(token=inner.token)}
 
-    def address(self, path: str, pinned: ObjectInfo | None) -> str:
+    def _address(self, inner: Any, path: str, pinned: ObjectInfo | None) -> str:
         """Return the URL of a file: at the commit of the pinned version, where there is one."""
         from huggingface_hub import hf_hub_url
 
         at = HubPath.of(path)
         if not at.name:
-            raise IsAFolder(f"{self.url_of(path)}: this is a repository; list it, or read a file in it")
+            raise IsAFolder(f"{self.url(path)}: this is a repository; list it, or read a file in it")
         revision = at.revision if pinned is None else pinned.details.get("commit", at.revision)
         return str(
-            hf_hub_url(
-                at.repository, at.name, repo_type=at.kind, revision=revision, endpoint=self.inner.endpoint
-            )
+            hf_hub_url(at.repository, at.name, repo_type=at.kind, revision=revision, endpoint=inner.endpoint)
         )
 
-    def described(self, path: str, body: HTTPResponse, now_s: float) -> HTTPAnswer:
+    def _answer_of(self, to: HTTPConnection, path: str, body: HTTPResponse, now_s: float) -> HTTPAnswer:
         """Return the metadata that the Hub gives for a file; after a redirect, it is in an earlier answer."""
         chain = (body.answer, *reversed(body.answer.history))
         stated = next((each.headers for each in chain if _COMMIT in each.headers), None)
@@ -124,26 +131,6 @@ class HubConnection(HTTPConnection):
         if "X-Xet-Hash" in stated:
             details["xet_hash"] = stated["X-Xet-Hash"]
         return answer._replace(info=replace(answer.info, fingerprint=version, details=details))
-
-
-class HubOrigin(HTTPOrigin):
-    """Files in repositories of the Hub; the fingerprint is the hash of their content."""
-
-    _connection: AsyncOnce[HubConnection]  # type: ignore[assignment]
-
-    async def _make(self) -> Any:
-        return await FsspecOrigin._make(self)
-
-    async def _connect(self) -> HubConnection:
-        with importing():
-            import aiohttp
-
-            from cachedfs.origins.http import new_connector
-
-        inner = await self.filesystem()
-        session = aiohttp.ClientSession(connector=new_connector(), trust_env=True)
-        client = self._client(session, failure, options={"max_redirects": MOST_REDIRECTS})
-        return HubConnection(inner, session, client, self.url, self._evidence)
 
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
         """Return the file or folder that `path` is now: one request for a file, two for a folder or an absence."""
@@ -227,8 +214,7 @@ class HubOrigin(HTTPOrigin):
             found = call(at.repository, *args, repo_type=at.kind, **options)
             return [*found] if isinstance(found, Iterator) else found
 
-        is_ahead = await self._slots.acquire()
-        with OpenRequest(method, self.url(at.root), "", self._slots, is_ahead):
+        async with self._slots.slot(method, self.url(at.root)):
             self.on_request()
             return await asyncio.to_thread(result)
 

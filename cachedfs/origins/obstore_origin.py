@@ -11,13 +11,12 @@ import os
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 from urllib.parse import urlsplit
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectNotFound, OriginUnavailable
-from cachedfs.origins.base import Origin, Read, Reply, clipped, opened, range_header
+from cachedfs.origins.base import Origin, Read, clipped, range_header
 from cachedfs.origins.evidence import fingerprint, is_same_evidence
 from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.request_slots import OpenRequest, RequestSlots, is_speculative
@@ -105,8 +104,106 @@ def root_of_store(store: Any) -> str:
     return f"{bucket}/{str(getattr(store, 'prefix', None) or '').strip('/')}".strip("/")
 
 
+@dataclasses.dataclass(eq=False)
+class _Read(Read):
+    """A read of one version."""
+
+    origin: ObstoreOrigin
+
+    async def run(self) -> AsyncGenerator[bytes, None]:
+        """Yield b"" when the headers have arrived, then the bytes."""
+        self.path = self.path.strip("/")
+        slot = self.origin._slots.slot("get_async", self.url, range_header(self.want) or "")
+        async with slot as request:
+            with mapped(self.url, self.doing, is_read=True):
+                answer = await self._send()
+                request.answered("ok")
+                yield b""
+                if answer is not None:
+                    async for data in self._body(answer):
+                        request.size += len(data)
+                        yield data
+
+    async def _body(self, answer: Any) -> AsyncIterator[bytes]:
+        position = self.start
+        async for piece in answer.stream(min_chunk_size=_PIECE):
+            if not (data := bytes(piece)):
+                continue
+            position += len(data)
+            if position > self.stop:
+                break
+            if self.origin._is_local:
+                await self._look_up()
+            yield data
+        if position != self.stop:
+            raise OriginUnavailable(
+                f"{self.url}: the body has another length than announced ({self.doing}); read it again"
+            )
+
+    async def _send(self) -> Any:
+        """Send the request, and set the version and the range; return obstore's answer, if it has a body."""
+        origin, want, options = self.origin, self.want, dict[str, Any]()
+        if isinstance(want, Range):
+            if not want.size:
+                return await self._without_body(want)
+            options["range"] = (want.start, want.stop)
+        elif isinstance(want, Suffix):
+            options["range"] = {"suffix": want.size}
+        e_tag = str(self.pinned.details.get("e_tag", "W/")) if self.pinned else "W/"
+        if not e_tag.startswith("W/"):  # a weak one stays the same when bytes change
+            options["if_match"] = e_tag
+        origin._count(self.path)
+        now_s = time.time()
+        try:
+            answer = await origin.store.get_async(origin._key(self.path), options=options)
+        except FileNotFoundError as error:
+            if self.pinned is None:
+                raise
+            raise self._changed("it is gone") from error
+        except Exception as error:  # obstore's errors have no common class but this
+            if type(error).__name__ == "PreconditionError":
+                raise self._changed("it was replaced") from error
+            # The range begins after the end; or Azure, which has no ranges that count from the end.
+            if want is None or "range" not in str(error).lower():
+                raise
+            return await self._without_body(want)
+        self._pin(origin._described(answer.meta, now_s))
+        self.start, self.stop = answer.range
+        return answer
+
+    async def _without_body(self, want: Range | Suffix) -> Any:
+        """Read nothing, after a lookup; or read a suffix as a range."""
+        info = await self._look_up()
+        assert info.size is not None
+        span = clipped(want, info.size)
+        if span.size and isinstance(want, Range):
+            raise OriginUnavailable(f"{self.url}: the origin rejected the range ({self.doing})")
+        self.want, self.start, self.stop = span, span.start, span.stop
+        return await self._send() if span.size else None
+
+    async def _look_up(self) -> ObjectInfo:
+        """Return the object as it is now; raise ObjectChanged if it is not the pinned version."""
+        try:
+            info = await self.origin._head(self.path)
+        except FileNotFoundError as error:
+            if self.pinned is None:
+                raise
+            raise self._changed("it is gone") from error
+        return self._pin(info)
+
+    def _pin(self, info: ObjectInfo) -> ObjectInfo:
+        """Read this version from now on; raise ObjectChanged if another one is pinned."""
+        self.info, pinned = info, self.pinned or info
+        if info.size != pinned.size or not is_same_evidence(info.fingerprint, pinned.fingerprint):
+            raise self._changed(f"it was {pinned.fingerprint}, and is {info.fingerprint}")
+        self.pinned = pinned
+        return info
+
+
 class ObstoreOrigin(Origin):
     """An origin over an obstore store."""
+
+    _reads = _Read
 
     def __init__(
         self,
@@ -192,13 +289,6 @@ class ObstoreOrigin(Origin):
                 raise FileNotFoundError(path)
         return ObjectInfo(path, "directory")
 
-    def read(
-        self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
-    ) -> AbstractAsyncContextManager[Reply]:
-        """Request bytes; entering returns when the headers have arrived. The body keeps its slot."""
-        path = path.strip("/")
-        return opened(_Read(self.url(path), path, want, pinned, origin=self))
-
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
     ) -> AsyncIterator[ObjectInfo]:
@@ -232,95 +322,3 @@ class ObstoreOrigin(Origin):
 
     async def aclose(self) -> None:
         """Do nothing: the store belongs to the caller."""
-
-
-@dataclasses.dataclass(eq=False, kw_only=True)
-class _Read(Read):
-    """A read of one version."""
-
-    origin: ObstoreOrigin
-
-    async def run(self) -> AsyncGenerator[bytes, None]:
-        """Yield b"" when the headers have arrived, then the bytes."""
-        slots, range_ = self.origin._slots, range_header(self.want) or ""
-        request = OpenRequest("get_async", self.url, range_, slots, await slots.acquire())
-        with request, mapped(self.url, self.doing, is_read=True):
-            answer = await self._send()
-            request.answered("ok")
-            yield b""
-            if answer is None:
-                return
-            position = self.start
-            async for piece in answer.stream(min_chunk_size=_PIECE):
-                if not (data := bytes(piece)):
-                    continue
-                position += len(data)
-                request.size += len(data)
-                if position > self.stop:
-                    break
-                if self.origin._is_local:
-                    await self._look_up()
-                yield data
-            if position != self.stop:
-                raise OriginUnavailable(
-                    f"{self.url}: the body has another length than announced ({self.doing}); read it again"
-                )
-
-    async def _send(self) -> Any:
-        """Send the request, and set the version and the range; return obstore's answer, if it has a body."""
-        origin, want, options = self.origin, self.want, dict[str, Any]()
-        if isinstance(want, Range):
-            if not want.size:
-                return await self._without_body(want)
-            options["range"] = (want.start, want.stop)
-        elif isinstance(want, Suffix):
-            options["range"] = {"suffix": want.size}
-        e_tag = str(self.pinned.details.get("e_tag", "W/")) if self.pinned else "W/"
-        if not e_tag.startswith("W/"):  # a weak one stays the same when bytes change
-            options["if_match"] = e_tag
-        origin._count(self.path)
-        now_s = time.time()
-        try:
-            answer = await origin.store.get_async(origin._key(self.path), options=options)
-        except FileNotFoundError as error:
-            if self.pinned is None:
-                raise
-            raise self._changed("it is gone") from error
-        except Exception as error:  # obstore's errors have no common class but this
-            if type(error).__name__ == "PreconditionError":
-                raise self._changed("it was replaced") from error
-            # The range begins after the end; or Azure, which has no ranges that count from the end.
-            if want is None or "range" not in str(error).lower():
-                raise
-            return await self._without_body(want)
-        self._pin(origin._described(answer.meta, now_s))
-        self.start, self.stop = answer.range
-        return answer
-
-    async def _without_body(self, want: Range | Suffix) -> Any:
-        """Read nothing, after a lookup; or read a suffix as a range."""
-        info = await self._look_up()
-        assert info.size is not None
-        span = clipped(want, info.size)
-        if span.size and isinstance(want, Range):
-            raise OriginUnavailable(f"{self.url}: the origin rejected the range ({self.doing})")
-        self.want, self.start, self.stop = span, span.start, span.stop
-        return await self._send() if span.size else None
-
-    async def _look_up(self) -> ObjectInfo:
-        """Return the object as it is now; raise ObjectChanged if it is not the pinned version."""
-        try:
-            info = await self.origin._head(self.path)
-        except FileNotFoundError as error:
-            if self.pinned is None:
-                raise
-            raise self._changed("it is gone") from error
-        return self._pin(info)
-
-    def _pin(self, info: ObjectInfo) -> ObjectInfo:
-        """Read this version from now on; raise ObjectChanged if another one is pinned."""
-        self.info, pinned = info, self.pinned or info
-        if info.size != pinned.size or not is_same_evidence(info.fingerprint, pinned.fingerprint):
-            raise self._changed(f"it was {pinned.fingerprint}, and is {info.fingerprint}")
-        self.pinned = pinned
-        return info

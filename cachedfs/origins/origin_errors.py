@@ -55,6 +55,9 @@ class ErrorRow(NamedTuple):
         return is_such and bool(re.search(self.text, text)) and (self.when is None or self.when(request))
 
 
+_DEFAULT = ErrorRow(None, "", CachedFSError, "the service gave an unexpected answer")
+
+
 def refusal(
     request: HTTPRequest,
     status: int,
@@ -64,11 +67,11 @@ def refusal(
     reasons: Collection[str] = (),
     **names: str,
 ) -> CachedFSError:
-    """Return the error of the first row that fits; its texts are formatted with `names`.
+    """Return the error of the first row that fits, or else the default; its texts are formatted with `names`.
 
     A pinned object that is missing was removed: it was there when its version was looked up.
     """
-    row = next(row for row in table if row.means(request, status, text, reasons))
+    row = next((row for row in table if row.means(request, status, text, reasons)), _DEFAULT)
     kind, why, then = row.kind, row.why.format(**names), row.then.format(**names)
     if kind is ObjectNotFound and request.is_pinned:
         kind, why = ObjectChanged, "the object was removed while it was read; open it again"

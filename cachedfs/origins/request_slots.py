@@ -9,9 +9,8 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Self
 
@@ -43,140 +42,87 @@ def speculative() -> Iterator[None]:
         _is_speculative.reset(token)
 
 
-@dataclasses.dataclass(slots=True)
-class ConcurrencyWindow:
-    """The number of requests to keep running, adapted to finished requests.
-
-    A round ends when `size` requests have finished. If the window was full in a round, it doubles. If the next round is
-    not at least 5 % faster, the window returns to its old size for _PAUSE rounds. A refusal, such as 429 or 503, halves
-    it.
-    """
-
-    most: int
-    size: int = 0
-    before: int = 0  # the window before it grew; 0 if the last round did not follow a growth
-    rate: float = 0.0  # of the last round, in bytes per second with _REQUEST for each request
-    pause: int = 0  # rounds until the window may grow again
-    n: int = 0  # requests finished in this round
-    total: int = 0  # bytes of this round
-    started: float = 0.0
-    was_full: bool = False  # `size` requests of one kind, speculative or not, ran in this round
-
-    def __post_init__(self) -> None:
-        self.size = min(FIRST_AT_ONCE, self.most)
-
-    def end_round(self, now: float) -> None:
-        """Adapt the window to the round that ends at the time `now` (seconds of a monotonic clock)."""
-        rate = (self.total + self.n * _REQUEST) / max(now - self.started, 1e-6)
-        if self.before and rate < self.rate * _GAIN:
-            self.size, self.before, self.pause = self.before, 0, _PAUSE
-        elif self.was_full and not self.pause and self.size < self.most:
-            self.before, self.size = self.size, min(self.most, 2 * self.size)
-        else:
-            self.before, self.pause = 0, max(0, self.pause - 1)
-        self.rate = rate
-        self.begin(now)
-
-    def refused(self, sent_at: float, now: float) -> None:
-        """Halve the window after a refusal; ignore one of a request sent before this round began."""
-        if sent_at >= self.started:
-            self.size, self.before, self.pause = max(min(LEAST_WINDOW, self.most), self.size // 2), 0, _PAUSE
-            self.begin(now)
-
-    def begin(self, now: float) -> None:
-        """Begin a round."""
-        self.n, self.total, self.started, self.was_full = 0, 0, now, False
-
-
-class _Slots:
+class _Slots(asyncio.Semaphore):
     """The slots of one kind of requests; their number can change while some are used."""
 
-    def __init__(self, size: int, window: ConcurrencyWindow) -> None:
-        self.size, self.n_used, self._window = size, 0, window
-        self.waiting: deque[asyncio.Future[None]] = deque()
+    n_used = 0
+    n_excess = 0  # slots to take away when they are released
 
-    async def wait(self) -> None:
-        """Take a slot when one is free, in the order of the calls."""
-        taken = asyncio.get_running_loop().create_future()
-        self.waiting.append(taken)
-        try:
-            await taken
-        except BaseException:  # a cancellation
-            if not taken.cancelled():  # this task was cancelled after it got the slot
-                self.n_used -= 1
-                self.wake()
-            raise
-
-    def wake(self) -> None:
-        """Pass free slots to those who wait."""
-        while self.waiting and self.n_used < self.size:
-            if not (taken := self.waiting.popleft()).done():
-                self.n_used += 1
-                self._window.was_full |= self.n_used >= self._window.size
-                taken.set_result(None)
+    def add(self, n: int) -> None:
+        """Add `n` slots; if `n` is negative, take slots away, as soon as they are free."""
+        self.n_excess -= n
+        while self.n_excess > 0 and not self.locked():
+            with suppress(StopIteration):  # a free slot is taken at once
+                self.acquire().send(None)
+            self.n_excess -= 1
+        while self.n_excess < 0:
+            self.n_excess += 1
+            self.release()
 
 
 class RequestSlots:
-    """Two kinds of slots: speculative requests never take a slot that a waiting caller needs.
+    """The slots of an origin: how many of its requests run at a time, adapted to those that have ended.
 
-    There are as many slots for waiting callers as the window has, at most `concurrency`, and twice as many for
-    speculative requests. A speculative request keeps its slot when a caller starts to wait for it; then there is still
-    room for a full window of others.
+    There are `window` slots for requests that callers wait for, and twice as many for speculative ones, which never take
+    a slot that a waiting caller needs. A speculative request keeps its slot when a caller starts to wait for it; then
+    there is still room for a full window of others.
+
+    A round ends when `window` requests have succeeded. If the window was full in a round, it doubles. If the next round
+    is not at least 5 % faster, the window returns to its old size for _PAUSE rounds. A refusal, such as 429 or 503,
+    halves it.
     """
 
-    def __init__(self, concurrency: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.adaptive, self._clock = ConcurrencyWindow(concurrency), clock
+    def __init__(self, concurrency: int) -> None:
         self.most, self.max_requests = concurrency, (1 + SPECULATIVE_FACTOR) * concurrency
-        self.demand = _Slots(self.window, self.adaptive)
-        self.speculative = _Slots(SPECULATIVE_FACTOR * self.window, self.adaptive)
-
-    @property
-    def window(self) -> int:
-        """The present number of slots for waiting callers."""
-        return self.adaptive.size
-
-    async def acquire(self) -> bool:
-        """Take a slot for one request of the running task; return whether it is a speculative one.
-
-        An `OpenRequest` releases it.
-        """
-        demand, speculative = self.demand, self.speculative
-        if not (demand.n_used or speculative.n_used):
-            # A round has no pause in it, which would look like a slow service.
-            window, window.started = self.adaptive, self._clock()
-            window.n, window.total, window.was_full = 0, 0, False
-        slots = speculative if (is_speculative := _is_speculative.get()) else demand
-        if slots.n_used < slots.size:
-            slots.n_used += 1
-            # Requests of one call wait for their slots from its start on, so only the slots in use tell whether it is full.
-            self.adaptive.was_full |= slots.n_used >= self.adaptive.size
-        else:
-            await slots.wait()
-        return is_speculative
+        self.window = min(FIRST_AT_ONCE, concurrency)
+        self.kinds = _Slots(self.window), _Slots(SPECULATIVE_FACTOR * self.window)  # by `is_speculative`
+        self._before = 0  # the window before it grew; 0 if the last round did not follow a growth
+        self._rate = 0.0  # of the last round, in bytes per second with _REQUEST for each request
+        self._pause = 0  # rounds until the window may grow again
+        self.begin_round(0.0)
 
     @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
-        """Hold a slot during the block, which does not adapt the window."""
-        request = OpenRequest("", "", "", self, await self.acquire())
-        try:
-            yield
-        finally:
-            request.close()
+    async def slot(self, method: str = "", url: str = "", range_: str = "") -> AsyncIterator[OpenRequest]:
+        """Take a slot for one request, which is sent when the block begins and has its answer when the block ends.
 
-    def end_round(self) -> None:
-        """Adapt the number of slots to the requests of a round."""
-        self.adaptive.end_round(self._clock())
-        self._resize()
+        Without a method, the block sends the requests, and this one is not logged.
+        """
+        is_ahead = is_speculative()
+        await self.kinds[is_ahead].acquire()
+        self.kinds[is_ahead].n_used += 1
+        with OpenRequest(method, url, range_, self, is_ahead) as request:
+            yield request
 
-    def refused(self, sent_at: float) -> None:
-        """Record that the service refused a request as one too many; `sent_at` is when it was sent."""
-        self.adaptive.refused(sent_at, self._clock())
-        self._resize()
+    def begin_round(self, now: float) -> None:
+        """Begin a round at the time `now`; 0.0: when the next request is sent."""
+        self.n_ended, self.n_bytes, self.started, self.was_full = 0, 0, now, False
 
-    def _resize(self) -> None:
-        for slots, size in ((self.demand, self.window), (self.speculative, SPECULATIVE_FACTOR * self.window)):
-            slots.size = size
-            slots.wake()
+    def end_round(self, now: float) -> None:
+        """Adapt the window to the round that ends at the time `now` (seconds of the monotonic clock)."""
+        rate = (self.n_bytes + self.n_ended * _REQUEST) / max(now - self.started, 1e-6)
+        if self._before and rate < self._rate * _GAIN:
+            self._resize(self._before)
+            self._before, self._pause = 0, _PAUSE
+        elif self.was_full and not self._pause and self.window < self.most:
+            self._before = self.window
+            self._resize(min(self.most, 2 * self.window))
+        else:
+            self._before, self._pause = 0, max(0, self._pause - 1)
+        self._rate = rate
+        self.begin_round(now)
+
+    def refused(self, sent_at: float, now: float) -> None:
+        """Halve the window after a refusal of a request sent at `sent_at`; one from before this round does not count."""
+        if sent_at >= self.started:
+            self._resize(max(min(LEAST_WINDOW, self.most), self.window // 2))
+            self._before, self._pause = 0, _PAUSE
+            self.begin_round(now)
+
+    def _resize(self, size: int) -> None:
+        demand, ahead = self.kinds
+        demand.add(size - self.window)
+        ahead.add(SPECULATIVE_FACTOR * (size - self.window))
+        self.window = size
 
 
 @dataclasses.dataclass(eq=False)
@@ -223,21 +169,24 @@ class OpenRequest:
         if self.answer is not None and self.answer.connection is not None:
             self.answer.close()  # and the connection: the body was not read to its end
         if (slots := self.slots) is not None:
-            used, window = slots.speculative if self.is_speculative else slots.demand, slots.adaptive
+            kind = slots.kinds[self.is_speculative]
+            slots.was_full |= kind.n_used >= slots.window
             if self.is_good:
-                window.n, window.total = window.n + 1, window.total + self.size
-                if window.n >= window.size:
-                    slots.end_round()
-            used.n_used -= 1
-            if used.waiting:
-                used.wake()
+                slots.n_ended, slots.n_bytes = slots.n_ended + 1, slots.n_bytes + self.size
+                slots.started = slots.started or self.began or 0.0
+                if slots.n_ended >= slots.window:
+                    slots.end_round(time.monotonic())
+            kind.n_used -= 1
+            kind.add(1) if kind.n_excess else kind.release()
+            if not (slots.kinds[0].n_used or slots.kinds[1].n_used):  # a pause would look like a slow service
+                slots.n_ended, slots.n_bytes, slots.started, slots.was_full = 0, 0, 0.0, False
         if self.at_close is not None:
             self.at_close(self.size)
         if event_log.active is not None or logger.isEnabledFor(logging.DEBUG):
             self._log(error)
 
     def _log(self, error: BaseException | None) -> None:
-        if (began := self.began) is None:  # it was not sent
+        if (began := self.began) is None or not self.method:  # it was not sent
             return
         if error is not None and self.wait_s is None:
             self.status = type(error.__cause__ or error).__name__

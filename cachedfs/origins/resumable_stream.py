@@ -16,7 +16,7 @@ from cachedfs.errors import ChecksumMismatch
 from cachedfs.origins.base import Read, clipped, number
 from cachedfs.origins.origin_errors import raise_mapped
 from cachedfs.origins.request_slots import OpenRequest
-from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
+from cachedfs.origins.retry import RetryableError, RetryAttempts
 
 if TYPE_CHECKING:
     from cachedfs.origins.http import HTTPResponse
@@ -46,9 +46,6 @@ class ResumableRead(Read):
     A subclass sends one attempt in `_open`. It sets what the body has, and once the version, the range and the proof.
     """
 
-    _: dataclasses.KW_ONLY
-    policy: RetryPolicy
-
     _is_open: bool = False  # the headers of an attempt were accepted
     _at: int = 0  # offset of the next byte to receive
     _response: Any = _NOT_SENT  # the `HTTPResponse` of the running attempt
@@ -67,7 +64,7 @@ class ResumableRead(Read):
         """Send one attempt for the bytes `want` of `pinned`.
 
         Sets `_response`, `_offset` and `_body_stop`. Before the first answer it also sets `info`, `start`, `stop`,
-        `_at` and the proof: `_stated` with `_holds`, or `_look`.
+        `_at` and the proof: `_expect_checksum` or `_look`.
         """
 
     async def _explain(self, failed: RetryableError) -> None:  # most have nothing to add
@@ -75,7 +72,7 @@ class ResumableRead(Read):
 
     async def run(self) -> AsyncGenerator[bytes, None]:
         """Yield b"" when the headers have arrived, then the bytes. Retry and resume broken attempts."""
-        self._began, held = self.policy.clock(), self._held
+        self._began, held = self.origin.policy.clock(), self._held
         while not self._is_open or self._at < self.stop:
             try:
                 await self._open()
@@ -154,7 +151,7 @@ class ResumableRead(Read):
 
     @functools.cached_property
     def _tries(self) -> RetryAttempts:
-        return RetryAttempts(self.policy, self._began)
+        return RetryAttempts(self.origin.policy, self._began)
 
     async def _retry(self, failed: RetryableError) -> None:
         """End a failed attempt, and wait before the next one."""
@@ -171,14 +168,13 @@ class ResumableRead(Read):
         look.cancel()
         await asyncio.gather(look, return_exceptions=True)  # whoever waits for bytes has had the outcome
 
-    def _begin(self, info: ObjectInfo, start: int, stop: int, *, most_held: int = 0) -> None:
-        """Set the version and the range.
+    def _expect_checksum(self, most_held: int) -> None:
+        """Compare the bytes of a whole object with its checksum, if it has one; hold so many until they are compared.
 
-        With `most_held`, the bytes of a whole object must have its checksum, and so many are held until they have.
+        With 0, nothing is compared.
         """
-        self.info, self.start, self._at, self.stop = info, start, start, stop
-        self._stated = stated = stated_of(info.details) if most_held and stop - start == info.size else None
-        self._holds = stated is not None and stop - start <= most_held
+        self._stated = stated = stated_of(self.info.details) if most_held else None
+        self._holds = stated is not None and self.stop - self.start <= most_held
         self.is_checked_at_end = stated is not None and not self._holds
         self._hasher = HASHERS[stated.name]() if stated else None
 
@@ -186,11 +182,11 @@ class ResumableRead(Read):
         at = info.size or 0
         if isinstance(self.want, Range):
             at = min(self.want.start, at)
-        self._begin(info, at, at)
+        self.info, self.start, self._at, self.stop = info, at, at, at
 
     def _take_whole(self, info: ObjectInfo, data: bytes) -> None:
         """Take the range that was requested from all bytes of an object whose size was unknown before."""
         span = clipped(self.want, len(data))
-        self._begin(dataclasses.replace(info, size=len(data)), span.start, span.stop)
+        self.info, self.start, self.stop = dataclasses.replace(info, size=len(data)), span.start, span.stop
         self._at = span.stop
         self._held.append(data[span.start : span.stop])

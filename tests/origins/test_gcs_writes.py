@@ -127,21 +127,6 @@ def test_an_html_page_is_no_answer_to_a_change(cloud, fs, status):
     assert fs.origin_fs.cat_file(cloud.path("a")) == OLD
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        {"done": False, "totalBytesRewritten": "5", "rewriteToken": "x"},  # each time the same
-        {"done": True, "totalBytesRewritten": "1000", "resource": {**RESOURCE, "name": "b", "size": "1"}},
-    ],
-)
-def test_a_copy_that_makes_no_progress_or_lacks_bytes_is_an_error(cloud, fs, answer):
-    cloud.put("a", OLD)
-    body = json.dumps({"kind": "storage#rewriteResponse", "objectSize": "1000", **answer})
-    cloud.server.fail(Fault(kind="copy", status=200, body=body, times=None))
-    with pytest.raises(OriginUnavailable, match=r"not the service's own"):
-        fs.cp_file(cloud.path("a"), cloud.path("b"))
-
-
 # A writer that fails
 def with_bytes(fs, url):
     with fs.open(url, "wb", block_size=256 * KiB) as file:

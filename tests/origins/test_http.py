@@ -205,21 +205,16 @@ class Session:
 
 @pytest.mark.parametrize(("is_stale", "expected"), [(True, 3.0), (False, 20.0)])
 async def test_a_caller_with_a_stale_answer_waits_less_long_for_a_connection(is_stale, expected):
-    async def ask():
+    async def ask(**options):
         has_stale_answer.set(is_stale)
         with pytest.raises(OSError, match="answered 500"):
-            await client_of(session, RetryPolicy()).answer(request)
+            await client_of(session, RetryPolicy(), **options).answer(request)
 
     request, session = HTTPRequest(url="http://host/", subject="x://y", doing="reading"), Session()
     await asyncio.create_task(ask())
     assert session.timeout.connect == expected
-
-
-async def test_a_timeout_among_the_options_of_a_request_is_used():
-    session, mine = Session(), aiohttp.ClientTimeout(total=7)
-    request = HTTPRequest(url="http://host/", subject="x://y", doing="reading")
-    with pytest.raises(OSError, match="answered 500"):
-        await client_of(session, RetryPolicy(), timeout=mine).answer(request)
+    mine = aiohttp.ClientTimeout(total=7)
+    await asyncio.create_task(ask(timeout=mine))
     assert session.timeout is mine
 
 

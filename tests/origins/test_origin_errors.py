@@ -62,6 +62,9 @@ def test_an_error_that_quotes_a_token_has_no_cause():
     text = "".join(traceback.format_exception(caught.value))
     assert "gs://b/k" in text
     assert "SECRET" not in text
+    with pytest.raises(AccessDenied) as caught, mapped("gs://b/k", "reading it"):
+        raise PermissionError("not yours")
+    assert isinstance(caught.value.__cause__, PermissionError)
 
 
 def test_an_answer_that_is_not_json_is_unusable():
@@ -92,12 +95,6 @@ def test_the_code_of_an_error_with_a_status_is_not_read():
     # Reading its code warns.
     error = aiohttp.TooManyRedirects(types.SimpleNamespace(real_url="http://host"), ())
     assert isinstance(translate(error, "gs://b/k", "writing it"), OriginUnavailable)
-
-
-def test_an_error_without_secrets_keeps_its_cause():
-    with pytest.raises(AccessDenied) as caught, mapped("gs://b/k", "reading it"):
-        raise PermissionError("not yours")
-    assert isinstance(caught.value.__cause__, PermissionError)
 
 
 ASKED = types.SimpleNamespace(real_url="http://host/k")

@@ -160,17 +160,6 @@ async def test_failures_are_cachedfs_errors(make, server, world, fault, kind, mo
         await read(origin, pinned.path, None, pinned)
 
 
-async def test_a_named_version_is_read(make, server, world):
-    bucket = f"{world.root}-versions"
-    server.make_bucket(bucket, versioned=True)
-    origin = make(version_aware=True)
-    path, paths = f"{bucket}/k", []
-    for data in (b"old", b"newer"):
-        server.put(bucket, "k", data)
-        paths.append(f"{path}?versionId=" + (await origin.lookup(path)).details["VersionId"])
-    assert [(await read(origin, each))[0] for each in [*paths, path]] == [b"old", b"newer", b"newer"]
-
-
 async def test_more_connections_than_those_of_botocore_are_used(make, monkeypatch):
     for given, expected in (
         ({}, {"max_pool_connections": 128}),

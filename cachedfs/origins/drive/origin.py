@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import aclosing
 from typing import Any, BinaryIO
 
 from cachedfs.common.event_loop import side_by_side
-from cachedfs.common.types import AnyVersion, Changes, ObjectInfo, Range, Suffix
+from cachedfs.common.types import AnyVersion, Changes, ObjectInfo
 from cachedfs.errors import ObjectNotFound
-from cachedfs.origins.base import Alone, Origin, Reply, number, opened, subject_of
+from cachedfs.origins.base import Alone, Origin, number, subject_of
 from cachedfs.origins.drive import api, failures
 from cachedfs.origins.drive.client import DriveAccount
 from cachedfs.origins.drive.drive_path import MY_DRIVE, has_feed, place_of, plain_path
@@ -30,6 +30,7 @@ class DriveOrigin(Origin):
 
     by_parent = is_metered = True
     roots: Sequence[str] = (MY_DRIVE,)
+    _reads = DriveMediaRead
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class DriveOrigin(Origin):
             on_request=lambda: self.on_request(),  # whoever it is by then
             **of_account,
         )
-        self._slots = self.account.media_slots
+        self._slots, self.policy = self.account.media_slots, self.account.policy
         self.tree = PathResolver(self.account)
         self.writer = DriveWriter(self.account, self.tree, alone)
         self._inner = AsyncOnce(self._make)
@@ -68,6 +69,10 @@ class DriveOrigin(Origin):
     async def _make(self) -> Any:
         assert self._filesystem_over is not None
         return await asyncio.to_thread(self._filesystem_over, self)
+
+    def url(self, path: str) -> str:
+        """Return the URL that errors show for `path`."""
+        return api.url_of(path)
 
     def server_time(self) -> float | None:
         clients = self.account.connected.value
@@ -96,14 +101,6 @@ class DriveOrigin(Origin):
     def spare_s(self) -> float:
         """Return in how many seconds to check again whether a speculative request would delay no caller; 0: now."""
         return self.account.limits.spare_s()
-
-    def read(
-        self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
-    ) -> AbstractAsyncContextManager[Reply]:
-        """Request bytes: one request if `pinned` is given, and a second lookup if only that proves the version."""
-        path, account = plain_path(path), self.account
-        how: dict[str, Any] = {"policy": account.policy, "account": account, "tree": self.tree}
-        return opened(DriveMediaRead(api.url_of(path), path, want, pinned, **how))
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False

@@ -18,6 +18,7 @@ from cachedfs.errors import (
 )
 from cachedfs.origins.base import clipped, content_range, number
 from cachedfs.origins.drive import api, failures, public
+from cachedfs.origins.drive.drive_path import plain_path
 from cachedfs.origins.drive.options import exported_as, kind_of, types_of
 from cachedfs.origins.evidence import is_same_evidence
 from cachedfs.origins.http_request import HTTPRequest
@@ -72,16 +73,19 @@ def must_have_bytes(info: ObjectInfo, exports: Mapping[str, str] | None = None) 
         raise AccessDenied(f"{url}: its owner has switched off downloading for this account")
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
+@dataclasses.dataclass(eq=False)
 class DriveMediaRead(ResumableRead):
     """A read of one version of one file."""
 
-    account: DriveAccount
-    tree: PathResolver
+    account: DriveAccount = dataclasses.field(init=False)
+    tree: PathResolver = dataclasses.field(init=False)
     _by: Proof = "second look"
     _is_chosen: bool = False  # the version to read, in `info`
     _n_changed: int = 0  # how often it was replaced before its first byte
     _export_as: str | None = None  # the type of a document
+
+    def __post_init__(self) -> None:
+        self.path, self.account, self.tree = plain_path(self.path), self.origin.account, self.origin.tree
 
     async def _open(self) -> None:
         try:
@@ -117,8 +121,8 @@ class DriveMediaRead(ResumableRead):
             self._by = proof_of(info, span)
             if self._by == "revision" and info.id in self.account.without_revisions:
                 self._by = "second look"
-            is_compared = self._by == "checksum" and span.size > 0
-            self._begin(info, span.start, span.stop, most_held=WHOLE if is_compared else 0)
+            self.start, self._at, self.stop = span.start, span.start, span.stop
+            self._expect_checksum(WHOLE if self._by == "checksum" and span.size else 0)
         self._is_chosen = True
 
     async def _export(self, mime: str) -> None:
@@ -169,7 +173,7 @@ class DriveMediaRead(ResumableRead):
     async def _send(self, request: HTTPRequest, span: Range) -> None:
         assert self.info.size is not None
         self._response.close()
-        request = dataclasses.replace(request, within_s=self._tries.first_byte_s(self.policy.media_s))
+        request = dataclasses.replace(request, within_s=self._tries.first_byte_s(self.account.policy.media_s))
         self._response = body = await self._to.media.send(request)
         status = int(body.status)
         if self.account.is_public and status == 500:  # the lookup found a file

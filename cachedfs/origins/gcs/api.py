@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import (
     AccessDenied,
-    CachedFSError,
     ObjectChanged,
     ObjectNotFound,
     RequestRejected,
@@ -61,7 +60,6 @@ _ERRORS = (
     ErrorRow(403, "", AccessDenied, "{advice}"),
     ErrorRow(404, "", ObjectNotFound, "no object or folder has this name"),
     ErrorRow(400, "", RequestRejected, "the service did not accept the request"),
-    ErrorRow(None, "", CachedFSError, "the service gave an unexpected answer"),
 )
 
 UNUSUAL = re.compile("^(?:gc?s:|/)|/$")  # paths that `object_path` may change

@@ -10,16 +10,16 @@ import asyncio
 import dataclasses
 import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise, starmap
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from cachedfs.common.event_loop import side_by_side
-from cachedfs.common.types import AnyVersion, ObjectInfo, Range, Suffix
+from cachedfs.common.types import AnyVersion, ObjectInfo, Range
 from cachedfs.errors import AccessDenied, IsAFolder, NoSuchBucket, ObjectNotFound
-from cachedfs.origins.base import Reply, opened, range_header
+from cachedfs.origins.base import range_header
 from cachedfs.origins.fsspec_origin import FsspecOrigin, jsonable
 from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.auth import make_gcsfs, tokens_of
@@ -39,10 +39,114 @@ WHOLE = 1 << 20
 _AS_STORED = {"Accept-Encoding": "gzip"}  # the service then sends every object as it is stored, in ranges too
 
 
+@functools.lru_cache(1024)  # the objects in a folder have the same start
+def _quoted(text: str) -> str:
+    return quote(text, safe="")
+
+
+@dataclasses.dataclass(eq=False)
+class GCSMediaRead(ResumableRead):
+    """A read of one generation."""
+
+    origin: GCSOrigin
+
+    async def _open(self) -> None:
+        """Send one request; take the version, the range and the checksum from the headers of its response."""
+        want, pinned, pin = self.want, self.pinned, self.pinned.fingerprint if self.pinned else None
+        if "/" not in self.path or api.UNUSUAL.search(self.path):
+            self._set_object_path()
+        if isinstance(want, Range) and want.start == want.stop:  # HTTP cannot express an empty range
+            self._take_nothing(await self._current())
+            return
+        to = self.origin._connection.value or await self.origin.connection()
+        (bucket, key), generation = self.path.split("/", 1), None
+        if to.is_version_aware:
+            bucket, key, generation = to.split(self.path)
+        folder, slash, name = key.rpartition("/")
+        key = f"{_quoted(folder + slash)}{quote(name, safe='')}"
+        url = f"{to.media_address}{_quoted(bucket)}/o/{key}?{to.media_params}"
+        url = url if generation is None else f"{url}&generation={quote(generation)}"
+        url = url if pin is None else f"{url}&ifGenerationMatch={quote(pin)}"
+        span = f"bytes={want.start}-{want.stop - 1}" if isinstance(want, Range) else range_header(want)
+        headers = {**_AS_STORED, "Range": span} if span else _AS_STORED
+        is_pinned = pin is not None
+        request = HTTPRequest(
+            url, f"gs://{self.path}", want=want, headers=headers, as_stored=True, is_pinned=is_pinned
+        )
+        self._response = response = await to.client.send(request)
+        if response.status == 416:
+            await self._open_nothing()
+            return
+        head = api.head_of(self.path, response, want, pinned.details if pin and pinned else {})
+        info, start, stop, self._offset, self._body_stop = head
+        if pin is None and info.fingerprint is None:
+            await self._open_unversioned()
+            return
+        if pin and pinned and (info.fingerprint, info.size) != (pin, pinned.size):
+            info = self._of_pinned(info, pinned)
+        if not info.size and self.path.endswith("/"):  # as `api.children` has it
+            raise self._is_folder()
+        if not self._is_open:
+            self.info, self.start, self._at, self.stop = info, start, start, stop
+            if stop - start == info.size:
+                self._expect_checksum(WHOLE)
+
+    def _set_object_path(self) -> None:
+        self.path = api.object_path(self.path)
+        if "/" not in self.path:
+            raise IsAFolder(f"gs://{self.path}: this is a bucket; list it, or read an object in it")
+
+    async def _open_nothing(self) -> None:
+        """After a 416, read nothing if the object ends before the range."""
+        self._response.close()  # a lookup needs the slot
+        pinned = self.pinned
+        info = pinned if pinned and pinned.fingerprint and pinned.size is not None else await self._current()
+        if reaches(self.want, info.size or 0):  # the object grew meanwhile
+            raise RetryableError("no byte of the object is in the range")
+        self._take_nothing(info)
+
+    async def _open_unversioned(self) -> None:
+        """Look up the generation, then read that one: a proxy removed it from the headers."""
+        self._response.close()
+        self.pinned = await self._current()
+        await self._open()
+
+    async def _explain(self, failed: RetryableError) -> None:
+        """Look the object up if the 404 may be from another server: the JSON API decides whether it is missing."""
+        if failed.is_absence:
+            await self._current()
+
+    async def _current(self) -> ObjectInfo:
+        """Return the object from a lookup; raise ObjectChanged if it is not the pinned version."""
+        try:
+            info = await self.origin.lookup(self.path)
+        except ObjectNotFound as error:
+            if self.pinned is None:
+                raise
+            raise self._changed("it is gone") from error
+        if self.pinned and info.fingerprint != self.pinned.fingerprint:
+            raise self._changed(f"it is generation {info.fingerprint} now, not {self.pinned.fingerprint}")
+        if info.kind == "directory":
+            raise self._is_folder()
+        return info
+
+    def _of_pinned(self, info: ObjectInfo, pinned: ObjectInfo) -> ObjectInfo:
+        """Return the headers' metadata as that of the pinned version, which some do not name; raise for another one."""
+        if info.fingerprint not in (None, pinned.fingerprint):
+            raise self._changed(f"generation {info.fingerprint} was received instead of {pinned.fingerprint}")
+        if info.size != pinned.size is not None:
+            raise RetryableError(f"the answer is of an object of {info.size} bytes, not {pinned.size}")
+        return replace(info, fingerprint=pinned.fingerprint)
+
+    def _is_folder(self) -> IsAFolder:
+        return IsAFolder(f"{self.url}: this is a folder; list it, or read an object in it")
+
+
 class GCSOrigin(FsspecOrigin):
     """Objects of Google Cloud Storage; the fingerprint is the generation."""
 
     _making = "looking for credentials"
+    _reads = GCSMediaRead
     _connection: AsyncOnce[GCSConnection]
 
     def __init__(self, options: Mapping[str, Any], **given: Any) -> None:
@@ -61,7 +165,7 @@ class GCSOrigin(FsspecOrigin):
         inner = await self._inner.get()
         session = await _new_session(inner)
         can_wait = 0 < getattr(session.connector, "limit", 0) < 2 * self._slots.max_requests
-        auth = tokens_of(inner.credentials, self._policy) if inner.credentials.credentials else None
+        auth = tokens_of(inner.credentials, self.policy) if inner.credentials.credentials else None
 
         own_timeout = inner.requests_timeout
         if own_timeout is None and "timeout" in inner.session_kwargs:
@@ -73,7 +177,7 @@ class GCSOrigin(FsspecOrigin):
 
     async def connection(self) -> GCSConnection:
         """Return the connection, created at the first call."""
-        async with finding_credentials("gs://", self._policy):
+        async with finding_credentials("gs://", self.policy):
             with mapped("gs://", "looking for credentials"):
                 return await self._connection.get()
 
@@ -129,16 +233,6 @@ class GCSOrigin(FsspecOrigin):
                 if infos:
                     return infos[0]
         return None
-
-    def read(
-        self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
-    ) -> AbstractAsyncContextManager[Reply]:
-        """Request bytes: one request, whose headers also have version and size."""
-        if api.UNUSUAL.search(path):
-            path = api.object_path(path)
-        if "/" not in path:
-            raise IsAFolder(f"gs://{path}: this is a bucket; list it, or read an object in it")
-        return opened(GCSMediaRead(f"gs://{path}", path, want, pinned, policy=self._policy, origin=self))
 
     def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
@@ -212,95 +306,3 @@ async def _new_session(inner: Any) -> Any:
     # do not limit, would take all connections, and waiting for one would look like a broken network.
     inner._session = None
     return session
-
-
-@dataclasses.dataclass(eq=False, kw_only=True)
-class GCSMediaRead(ResumableRead):
-    """A read of one generation."""
-
-    origin: GCSOrigin
-
-    async def _open(self) -> None:
-        """Send one request; take the version, the range and the checksum from the headers of its response."""
-        want, pinned, pin = self.want, self.pinned, self.pinned.fingerprint if self.pinned else None
-        if isinstance(want, Range) and want.start == want.stop:  # HTTP cannot express an empty range
-            self._take_nothing(await self._current())
-            return
-        to = self.origin._connection.value or await self.origin.connection()
-        (bucket, key), generation = self.path.split("/", 1), None
-        if to.is_version_aware:
-            bucket, key, generation = to.split(self.path)
-        folder, slash, name = key.rpartition("/")
-        key = f"{_quoted(folder + slash)}{quote(name, safe='')}"
-        url = f"{to.media_address}{_quoted(bucket)}/o/{key}?{to.media_params}"
-        url = url if generation is None else f"{url}&generation={quote(generation)}"
-        url = url if pin is None else f"{url}&ifGenerationMatch={quote(pin)}"
-        span = f"bytes={want.start}-{want.stop - 1}" if isinstance(want, Range) else range_header(want)
-        headers = {**_AS_STORED, "Range": span} if span else _AS_STORED
-        is_pinned = pin is not None
-        request = HTTPRequest(url, self.url, want=want, headers=headers, as_stored=True, is_pinned=is_pinned)
-        self._response = response = await to.client.send(request)
-        if response.status == 416:
-            await self._open_nothing()
-            return
-        head = api.head_of(self.path, response, want, pinned.details if pin and pinned else {})
-        info, start, stop, self._offset, self._body_stop = head
-        if pin is None and info.fingerprint is None:
-            await self._open_unversioned()
-            return
-        if pin and pinned and (info.fingerprint, info.size) != (pin, pinned.size):
-            info = self._of_pinned(info, pinned)
-        if not info.size and self.path.endswith("/"):  # as `api.children` has it
-            raise self._is_folder()
-        if not self._is_open:
-            self._begin(info, start, stop, most_held=WHOLE)
-
-    async def _open_nothing(self) -> None:
-        """After a 416, read nothing if the object ends before the range."""
-        self._response.close()  # a lookup needs the slot
-        pinned = self.pinned
-        info = pinned if pinned and pinned.fingerprint and pinned.size is not None else await self._current()
-        if reaches(self.want, info.size or 0):  # the object grew meanwhile
-            raise RetryableError("no byte of the object is in the range")
-        self._take_nothing(info)
-
-    async def _open_unversioned(self) -> None:
-        """Look up the generation, then read that one: a proxy removed it from the headers."""
-        self._response.close()
-        self.pinned = await self._current()
-        await self._open()
-
-    async def _explain(self, failed: RetryableError) -> None:
-        """Look the object up if the 404 may be from another server: the JSON API decides whether it is missing."""
-        if failed.is_absence:
-            await self._current()
-
-    async def _current(self) -> ObjectInfo:
-        """Return the object from a lookup; raise ObjectChanged if it is not the pinned version."""
-        try:
-            info = await self.origin.lookup(self.path)
-        except ObjectNotFound as error:
-            if self.pinned is None:
-                raise
-            raise self._changed("it is gone") from error
-        if self.pinned and info.fingerprint != self.pinned.fingerprint:
-            raise self._changed(f"it is generation {info.fingerprint} now, not {self.pinned.fingerprint}")
-        if info.kind == "directory":
-            raise self._is_folder()
-        return info
-
-    def _of_pinned(self, info: ObjectInfo, pinned: ObjectInfo) -> ObjectInfo:
-        """Return the headers' metadata as that of the pinned version, which some do not name; raise for another one."""
-        if info.fingerprint not in (None, pinned.fingerprint):
-            raise self._changed(f"generation {info.fingerprint} was received instead of {pinned.fingerprint}")
-        if info.size != pinned.size is not None:
-            raise RetryableError(f"the answer is of an object of {info.size} bytes, not {pinned.size}")
-        return replace(info, fingerprint=pinned.fingerprint)
-
-    def _is_folder(self) -> IsAFolder:
-        return IsAFolder(f"{self.url}: this is a folder; list it, or read an object in it")
-
-
-@functools.lru_cache(1024)  # the objects in a folder have the same start
-def _quoted(text: str) -> str:
-    return quote(text, safe="")

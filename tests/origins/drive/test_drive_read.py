@@ -10,8 +10,8 @@ import pytest
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectChanged, OriginUnavailable, QuotaExceeded
-from cachedfs.origins.base import opened
-from cachedfs.origins.drive.read import WHOLE, proof_of
+from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.origins.drive.read import WHOLE, DriveMediaRead, proof_of
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import read
@@ -284,9 +284,8 @@ async def test_a_read_cancelled_during_its_second_lookup_leaves_nothing(make, se
 
 async def test_the_buffer_of_unproven_bytes_is_bounded(make, server, folder, root, monkeypatch):
     reads = []
-    monkeypatch.setattr(
-        "cachedfs.origins.drive.origin.opened", lambda read: reads.append(read) or opened(read)
-    )
+    make_read = staticmethod(lambda *given: reads.append(DriveMediaRead(*given)) or reads[-1])
+    monkeypatch.setattr(DriveOrigin, "_reads", make_read)
     origin = make(policy=RetryPolicy(stall_s=5))
     data = bytes(24 << 20)
     server.edit(server.put(f"{folder}/big", data), capabilities={"canReadRevisions": False})
