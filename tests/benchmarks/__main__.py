@@ -46,9 +46,7 @@ def contenders(workload: Workload, options: argparse.Namespace) -> list[str]:
 def run(options: argparse.Namespace, folder: Path, said: Callable[[list[Result]], object]) -> list[Result]:
     """Return all results and print each; `said` is called with the results so far."""
     results: list[Result] = []
-    processor = process.Processor()
     for result in measured(options, folder):
-        result.stolen = processor.stolen()
         result.when = datetime.datetime.now(datetime.UTC).date().isoformat()
         results.append(result)
         print_result(result)
@@ -132,11 +130,6 @@ def main() -> int:
     )
     parser.add_argument("--ours", action="store_true", help="without peers, floor and local files")
     parser.add_argument(
-        "--again",
-        action="store_true",
-        help="only the rows of --json that other machines of the host disturbed; what was disturbed least is kept",
-    )
-    parser.add_argument(
         "--quick", action="store_true", help="fewer repetitions; the slowest of ours on a sample"
     )
     parser.add_argument(
@@ -147,22 +140,14 @@ def main() -> int:
         print(report.tables(*report.load(options.tables)), end="")
         return 0
     earlier: list[Result] = []
-    if options.again:
-        if not options.json or not options.json.exists():
-            parser.error("--again needs the --json FILE of an earlier run")
-        earlier = report.load(options.json)[1]
-        options.only = list(report.disturbed(earlier))
-        if not options.only:
-            print("no row was disturbed by other machines of the host", file=sys.stderr)
-            return 0
-    elif options.only and options.json and options.json.exists():
+    if options.only and options.json and options.json.exists():
         earlier = [result for result in report.load(options.json)[1] if result.row not in options.only]
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cachedfs-bench-") as name:
         path = options.json or Path(name) / "bench.json"
 
         def keep(results: list[Result]) -> None:  # each time, because an interrupted run took long, too
-            kept = report.least_disturbed(earlier, results)
+            kept = [*earlier, *results]
             report.save(path, kept, bounds.judge(kept), time.monotonic() - start)
 
         run(options, Path(name), keep)

@@ -51,7 +51,6 @@ class Result:
     sample: str = ""  # "20 of 300": the results are scaled from it
     error: str = ""
     outcome: str = ""  # the result of an accident, as text
-    stolen: float = 0.0  # the share of the CPU time that other machines of the host took meanwhile
     when: str = ""  # the day of the measurement
 
     @classmethod

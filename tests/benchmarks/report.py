@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -20,8 +19,6 @@ from tests.benchmarks.mount import COLD_RATE, CROWD, CROWD_S, FIRST_BYTE_S, WARM
 from tests.benchmarks.services import DRIVE_EVEN, DRIVE_TYPICAL, SERVICES
 from tests.benchmarks.workloads import WORKLOADS
 
-STOLEN = 0.02  # results are noticeably worse from this share on
-NOT_MEASURED = ["rclone", "gcsfuse", "juicefs"]  # other caches, only looked for and not measured
 TITLES = {name: row.title for name, row in misses.ROWS.items()} | {
     "import": "import over fsspec and aiohttp",
     "memory": "10 GB through one handle",
@@ -48,10 +45,6 @@ def save(path: Path, results: list[Result], verdicts: list[Verdict], took_s: flo
         f"{drive.media.sigma:.2f}; or {DRIVE_EVEN.media.median_s * 1e3:.0f} ms always, which is the mean, where a row says "
         f"so), {drive.connection_s * 1e3:.0f} ms more on a new connection, {drive.error_rate:.1%} errors, no stalls, "
         f"{drive.stream_rate / 1e6:.0f} MB/s a stream, {drive.total_rate / 1e6:.0f} MB/s in all, seed 0",
-        "others": {
-            name: "installed, not measured" if shutil.which(name) else "not installed"
-            for name in NOT_MEASURED
-        },
     }
     rows = {"results": [asdict(r) for r in results], "verdicts": [asdict(v) for v in verdicts]}
     path.write_text(json.dumps({"about": about, **rows}, indent=1) + "\n")
@@ -62,33 +55,6 @@ def load(path: Path) -> tuple[dict[str, Any], list[Result], list[Verdict]]:
     saved = json.loads(path.read_text())
     results = [Result.from_json(values) for values in saved["results"]]
     return saved["about"], results, [Verdict(**values) for values in saved["verdicts"]]
-
-
-def disturbed(results: list[Result]) -> dict[str, float]:
-    """Return the rows that were disturbed by other machines of the host, each with its worst share of stolen CPU time."""
-    worst: dict[str, float] = {}
-    for result in results:
-        worst[result.row] = max(worst.get(result.row, 0.0), result.stolen)
-    return {row: stolen for row, stolen in worst.items() if stolen > STOLEN}
-
-
-def least_disturbed(earlier: list[Result], later: list[Result]) -> list[Result]:
-    """Merge the results of two runs; each row is from one run, so that its contenders had the same conditions.
-
-    The later run is used if it measured the row completely and was disturbed less.
-    """
-    of = {(result.row, result.contender) for result in later}
-    unfinished = {result.row for result in earlier if (result.row, result.contender) not in of}
-    before, after = disturbed(earlier), disturbed(later)
-    known = {result.row for result in earlier}
-    better = {
-        row
-        for row in {result.row for result in later}
-        if row not in known or (row not in unfinished and after.get(row, 0.0) < before.get(row, 0.0))
-    }
-    order = list(dict.fromkeys(result.row for result in [*earlier, *later]))
-    kept = [result for result in earlier if result.row not in better]
-    return sorted([*kept, *(r for r in later if r.row in better)], key=lambda result: order.index(result.row))
 
 
 def tables(about: dict[str, Any], results: list[Result], verdicts: list[Verdict]) -> str:
@@ -242,15 +208,10 @@ def _bounds(verdicts: list[Verdict]) -> str:
 
 def _about(about: dict[str, Any], results: list[Result]) -> str:
     packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items())
-    others = ", ".join(f"{name}: {state}" for name, state in about["others"].items())
     days = sorted({result.when for result in results})
-    noisy = ", ".join(f"{TITLES[row]} ({stolen:.0%})" for row, stolen in disturbed(results).items())
-    noise = (
-        f" Other machines of the host took processor time, at worst so much, from: {noisy}." if noisy else ""
-    )
     return (
         f"The cloud is a {about['cloud']}. Medians; `*`: measured on a sample and scaled. {' to '.join(dict.fromkeys([days[0], days[-1]]))}, "
-        f"{about['system']}, Python {about['python']}, {packages}. Other caches: {others}.{noise}"
+        f"{about['system']}, Python {about['python']}, {packages}."
     )
 
 
