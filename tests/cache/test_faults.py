@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from cachedfs.cache import block_file, disk, locks
+from cachedfs.cache import disk, locks
 from cachedfs.cache.access_stats import AccessStats
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.index import database
@@ -370,16 +370,6 @@ def test_who_writes_waits_for_an_index_that_is_locked_for_a_moment(
     put(cache, KEY, 1)
     assert len(pauses) == 1
     assert cache.usage()[0] == 2
-
-
-def test_a_block_with_an_impossible_place_is_removed_when_blocks_are_counted(cache):
-    put(cache, KEY, 0)
-    forged = Path(cache.root, block_file.place(KEY.digest, 1 << 63))
-    forged.parent.mkdir(exist_ok=True)
-    forged.write_bytes(b"x" + block_file.encode_trailer(KEY, 1 << 63, b"x"))
-    recount(cache)
-    assert not forged.exists()
-    assert cache.usage()[0] == 1
 
 
 def test_a_descriptor_that_cannot_be_looked_at_is_let_go_and_opened_again(cache, monkeypatch):

@@ -12,7 +12,6 @@ from cachedfs.cache import metadata_store
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.index.metadata_records import MetadataRecord, decode_info, encode_info
 from cachedfs.common.types import BlockKey, CacheBounds, ObjectInfo, ObjectKey
-from cachedfs.errors import CacheError
 from tests.cache.audit import audit
 from tests.cache.helpers import AMPLE, content, key_of, overhead_of, put
 
@@ -191,14 +190,6 @@ def test_there_is_a_limit_to_what_is_known(cache, monkeypatch):
     assert cache.metadata.lookup(ORIGIN, "b/0") is None
     assert cache.metadata.lookup(ORIGIN, "b/199") is not None
     assert audit(cache).ok
-
-
-def test_without_a_store_nothing_is_known_and_storing_says_why(tmp_path, open_cache):
-    (tmp_path / "file").write_text("in the way")
-    cache = open_cache(tmp_path / "file" / "c")
-    assert cache.metadata.lookup(ORIGIN, "b") is cache.metadata.listing(ORIGIN, "b") is None
-    with pytest.raises(CacheError):
-        learn(cache, "b/x", None)
 
 
 def test_marks_refuse_a_fact_that_a_write_overtook(cache):

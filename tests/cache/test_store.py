@@ -39,16 +39,6 @@ from tests.cache.helpers import (
 MIB = 1 << 20
 
 
-def test_what_was_put_is_read_back_also_by_another_cache(open_cache):
-    key = key_of()
-    put(open_cache(), key, 0, 1, 2)
-    other = open_cache()
-    assert [whole(other, key, index) for index in range(3)] == [content(key, index) for index in range(3)]
-    assert other.has(key, 1)
-    assert not other.has(key, 3)
-    assert whole(other, key, 3) is None
-
-
 def test_files_are_for_us_alone(cache):
     put(cache, key_of(), 0)
     root = Path(cache.root)
@@ -536,18 +526,6 @@ def test_a_part_of_the_cache_that_stays_deleted_is_waited_for_once(cache, monkey
         assert not write_behind(cache, 1)
     assert pauses == [directory.QUIET_S]
     assert list(Path(cache.root).glob("tmp/*")) == []
-
-
-def test_a_directory_that_cannot_be_made_again_is_a_cache_error(cache):
-    put(cache, key_of(), 0)
-    parent = Path(cache.root).parent
-    shutil.rmtree(parent)
-    parent.write_text("in the way")
-    with pytest.raises(CacheError):
-        put(cache, key_of(), 1)
-    assert whole(cache, key_of(), 1) is None
-    assert cache.metadata.lookup("gs://test", "b/x") is None
-    assert cache.usage() == (0, 0)
 
 
 def damage_index(path):
