@@ -112,7 +112,7 @@ $(DOCS_STAMP): pyproject.toml | $(STAMP)
 	@touch $@
 
 docs: $(STAMP) site  ## Run every code block of the documentation, and build it as a site in site/
-	$(BIN)/python -m pytest tests/project/test_docs.py tests/project/test_reference.py
+	$(BIN)/python -m pytest tests/project/test_docs.py tests/project/test_messages.py tests/project/test_reference.py
 
 # Not --quiet, which would hide warnings from --strict as well; the variable leaves out an advertisement of mkdocs-material's.
 site: $(DOCS_STAMP)  ## The documentation as a site, in site/; any warning is an error
