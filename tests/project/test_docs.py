@@ -51,26 +51,6 @@ PAGES = [
     "skills/cachedfs/SKILL.md",
     *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
 ]
-RUN = {  # the number of blocks that run in each page, with all packages installed
-    "README.md": 2,
-    "skills/cachedfs/SKILL.md": 1,
-    "docs/colab.md": 1,
-    "docs/configuration.md": 5,
-    "docs/guide-datasets.md": 5,
-    "docs/guide-drive.md": 6,
-    "docs/guide-gcs.md": 10,
-    "docs/guide-packing.md": 2,
-    "docs/guide-s3.md": 1,
-    "docs/guide-serve.md": 1,
-    "docs/guide-sharing.md": 1,
-    "docs/guide-training.md": 4,
-    "docs/guide-zarr.md": 7,
-    "docs/index.md": 1,
-    "docs/start.md": 2,
-    "docs/troubleshooting.md": 1,
-    "docs/works-with.md": 3,
-    "docs/watching.md": 3,
-}
 LATITUDE = {"about": 2, "measured": 10}  # the allowed factor between printed and shown numbers
 TIME = re.compile(r"(m?s|times)\b")  # after a number: times depend on how busy the machine is
 OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -232,16 +212,15 @@ def new_home(request, tmp_path, monkeypatch, default_patience):
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("page", [page for page in PAGES if page in RUN])
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(block.runs for block in blocks_of(read(page)))]
+)
 def test_the_code_of_a_page_runs_and_prints_what_it_shows(page, new_home, monkeypatch):
-    expected = expectations(page)
-    missing = [block for block in blocks_of(read(page)) if block.lacks]
-    assert len(expected) + len(missing) == RUN[page]
     monkeypatch.setattr(logging.root, "handlers", [])  # those of pytest exist by now
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)  # a process pool finds its functions there
     try:
-        for block, shown in expected:
+        for block, shown in expectations(page):
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 code = compile("\n" * block.line + block.text, page, "exec", dont_inherit=True)
                 exec(code, vars(module))  # a traceback has the line numbers of the page
@@ -267,7 +246,6 @@ def test_every_block_runs_or_says_why_not(page):
         assert block.language in ("python", "text", "sh", "bash", "json", "yaml", "diff", ""), where
         if block.language == "python":
             assert re.fullmatch(r"|needs [\w.]+|not run: \S.{5,}", block.note), where
-            assert page in RUN or block.note.startswith("not run:"), f"{where}: give the page a number in RUN"
             compile(block.text, where, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         elif block.language == "text":
             assert block.note in ("", *LATITUDE), where
