@@ -237,11 +237,6 @@ def test_an_endpoint_without_a_scheme_is_a_value_error_at_once(cloud):
 
 
 # Modes and ranges.
-def test_a_wrong_mode_is_a_value_error(cloud, fs):
-    cloud.put("a", b"1")
-    for mode in ("q", "rw", ""):
-        with pytest.raises((ValueError, NotImplementedError)):
-            fs.open(cloud.path("a"), mode)
 
 
 @pytest.mark.parametrize(
