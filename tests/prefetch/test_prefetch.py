@@ -172,7 +172,7 @@ def test_processes_that_prefetch_one_folder_download_it_once(cloud, fork_server,
         for _ in range(n)
     ]
     total = 12 * 100 * KiB + len(big)
-    assert [fork_server.wait(pid).result for pid in crowd] == [[13, total]] * n
+    assert [fork_server.wait(pid).result for pid in crowd] == [(13, total)] * n
     assert cloud.server.bytes_sent() <= 1.02 * total
 
 
