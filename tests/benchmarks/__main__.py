@@ -9,7 +9,6 @@ import argparse
 import datetime
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -142,22 +141,19 @@ def main() -> int:
     earlier: list[Result] = []
     if options.only and options.json and options.json.exists():
         earlier = [result for result in report.load(options.json)[1] if result.row not in options.only]
-    start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cachedfs-bench-") as name:
         path = options.json or Path(name) / "bench.json"
 
         def keep(results: list[Result]) -> None:  # each time, because an interrupted run took long, too
-            kept = [*earlier, *results]
-            report.save(path, kept, bounds.judge(kept), time.monotonic() - start)
+            report.save(path, [*earlier, *results])
 
         run(options, Path(name), keep)
-        about, results, verdicts = report.load(path)
-        print(report.tables(about, results, verdicts), end="")
-    missed = [verdict for verdict in verdicts if verdict.verdict == "MISSED"]
-    for v in missed:
+        about, results = report.load(path)
+        print(report.tables(about, results), end="")
+    missed = [verdict for verdict in bounds.judge(results) if verdict.verdict == "MISSED"]
+    for bound, value, allowed, _ in missed:
         print(
-            f"MISSED: {v.row}, {v.what}: {v.value} {v.unit}, at most {v.allowed or v.at_most:g}",
-            file=sys.stderr,
+            f"MISSED: {bound.row}, {bound.what}: {value} {bound.unit}, at most {allowed:g}", file=sys.stderr
         )
     return 1 if missed else 0
 

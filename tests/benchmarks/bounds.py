@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cachedfs.config import FIRST_AT_ONCE
 from cachedfs.sim import Profile
@@ -37,17 +38,13 @@ class Bound:
         return self.at_most * max(1.0, local.median / self.local_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The verdict on one bound."""
 
-    row: str
-    what: str
-    unit: str
-    at_most: float
+    bound: Bound
     value: float | None  # None: it failed
+    allowed: float  # more than `at_most` if local files are slower than on the machine of the promise
     verdict: str  # met, MISSED, later
-    allowed: float = 0.0  # more than `at_most` if local files are slower than on the machine of the promise
 
 
 def median(name: str) -> Callable[[Result], float]:
@@ -290,5 +287,5 @@ def judge(results: list[Result]) -> list[Verdict]:
             verdict = "MISSED"
         else:
             verdict = "met" if value <= allowed else "later"
-        verdicts.append(Verdict(bound.row, bound.what, bound.unit, bound.at_most, value, verdict, allowed))
+        verdicts.append(Verdict(bound, value, allowed, verdict))
     return verdicts
