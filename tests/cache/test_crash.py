@@ -121,10 +121,9 @@ def kill_at_all(steps, folder, fork_server):
 
 
 def test_a_process_may_be_killed_at_every_kind_of_step(steps, fork_server, folder):
-    """After the first, the last and some other calls of each kind, and before a transaction's end."""
+    """After the first, the last and some other calls of each kind, and also before the end of transactions."""
     chosen = []
-    for call in sorted(CHANGES):
-        when = "before" if call == "SQL COMMIT" else "after"
+    for call, when in [("SQL COMMIT", "before"), *((call, "after") for call in sorted(CHANGES))]:
         same = [step for step in steps if (step.call, step.when) == (call, when)]
         chosen += [*same[:: max(1, len(same) // 4)], same[-1]]
     kill_at_all(chosen, folder, fork_server)
