@@ -1,22 +1,19 @@
-"""What storing costs: SQL statements, looks at the disk, and functions of the cache."""
+"""What storing costs: SQL statements, and looks at the disk."""
 
 import collections
 import math
 import os
 import time
-from pathlib import Path
 
 import pytest
 
-import cachedfs.cache
 from cachedfs.cache import directory
 from cachedfs.cache.index import database
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.common.types import ObjectInfo
 from tests.cache.helpers import AMPLE, key_of, put
 
-PACKAGE = str(Path(cachedfs.cache.__file__).parent)
-PATH, KNOWN = "b/x", key_of("b/known")
+KNOWN = key_of("b/known")
 
 
 @pytest.fixture
