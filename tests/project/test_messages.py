@@ -21,17 +21,14 @@ from pydrive2.auth import GoogleAuth
 from cachedfs.cli.output import message_of
 from cachedfs.core import engines
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.mount.fuse_session import FuseSession, fusermount
+from cachedfs.mount.fuse_session import FuseSession
 from cachedfs.mount.local_files import LocalFile
 from cachedfs.mount.mounting import serve
-from cachedfs.mount.temporary_files import temporary_folder
 from cachedfs.origins.drive import accounts, quota
 from cachedfs.origins.drive.rates import RateLimit
-from cachedfs.origins.upload import UploadContent
 from cachedfs.sim import DriveServer, Fault
 from cachedfs.sim.messages import Refusal
-from tests.origins.drive.certificates import private_key
-from tests.support import ROOT, noise
+from tests.support import ROOT
 
 OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 OUTPUT_CHECKER = doctest.OutputChecker()
@@ -105,7 +102,7 @@ class Mishaps:
             old.cat_file("My Drive/data/a.txt")
         with self.retrying_at_once():
             old.cat_file("My Drive/data/a.txt")  # the server is unreachable
-            self.attempt(lambda: old.cat_file("My Drive/data/big.bin"))
+            self.attempt(lambda: old.cat_file("My Drive/data/never-read.txt"))
         self.attempt(lambda: fsspec.filesystem("cdrive", offline=True).cat_file("My Drive/data/a.txt"))
 
     def of_mounts(self) -> None:
@@ -123,11 +120,9 @@ class Mishaps:
         with self.monkeypatch.context() as patch:
             patch.setenv("PATH", str(program.parent))
             patch.setenv("XDG_STATE_HOME", str(self.folder))
-            attempt(fusermount)
             program.write_text("#!/bin/sh\necho mount failed: Operation not permitted >&2\nexit 1\n")
             program.chmod(0o700)
             attempt(lambda: FuseSession(mock.Mock(), str(self.folder), []))
-            attempt(lambda: temporary_folder(str(self.folder / "missing"), None))
             local = LocalFile(None, "my-bucket/key", None, None, 0)
             local.write(b"1", 0)
             local.close()
@@ -144,46 +139,29 @@ class Mishaps:
             {},
             {"client_id": "123", "client_secret": "s"},
             {"token": str(client)},
-            {"token": "key.json"},
             {"token": "anon", "client_id": "123"},
         ):
             self.attempt(lambda sign_in=sign_in: self.fs(server, drive=sign_in).ls("My Drive"))
-        for send in (lambda fs: fs.to_json(), pickle.dumps):
-            self.attempt(lambda send=send: send(self.fs(server, drive={"google_auth": gauth})))
+        self.attempt(lambda: pickle.dumps(self.fs(server, drive={"google_auth": gauth})))
         self.of_accounts(server)
         server.require_token("ya29.new")
         self.attempt(lambda: self.fs(server, token="ya29.old").ls("My Drive"))
         server.require_no_token()
-        for reason in ("insufficientPermissions", "dailyLimitExceededUnreg"):
-            server.fail(Fault(status=403, reason=reason))
-            self.attempt(lambda: self.fs(server).cat_file("My Drive/data/a.txt"))
+        server.fail(Fault(status=403, reason="insufficientPermissions"))
+        self.attempt(lambda: self.fs(server).cat_file("My Drive/data/a.txt"))
         lacking = Refusal(403, "Request had insufficient authentication scopes.", "insufficientPermissions")
         server.fail(Fault(status=403, body=lacking.to_json()))
         self.attempt(lambda: self.fs(server).cat_file("My Drive/data/a.txt"))
-        said = {"error": "invalid_grant", "error_description": "Token must be a short-lived token"}
-        server.fail(Fault(kind="token", status=400, body=json.dumps(said), times=None))
-        key = {
-            "type": "service_account",
-            "client_email": "robot@example.com",
-            "private_key": private_key()[1],
-        }
-        key["token_uri"] = f"{server.endpoint_url}/token"
-        self.attempt(lambda: self.fs(server, token=key).ls("My Drive"))
-        server.heal()
-        with self.monkeypatch.context() as patch:
-            patch.setenv("https_proxy", "socks5://127.0.0.1:9")
-            google = {"token": "anon", "endpoint_url": "https://www.googleapis.com"}
-            self.attempt(lambda: self.fs(server, drive=google).ls("My Drive"))
         server.put("data/a.txt", b"a")
 
     def of_accounts(self, server: DriveServer) -> None:
         user = {"type": "authorized_user", "client_id": "c", "client_secret": "s", "refresh_token": "r"}
-        for name in ("default", "me", "you"):
+        for name in ("default", "me"):
             accounts.save(name, {**user, "token_uri": f"{server.endpoint_url}/token", "account": name})
         accounts.remove("default")
         server.refuse_tokens()
-        for sign_in in ({"account": "me"}, {"account": "work"}, {}):
-            self.attempt(lambda sign_in=sign_in: self.fs(server, drive=sign_in).ls("My Drive"))
+        for name in ("me", "work"):
+            self.attempt(lambda name=name: self.fs(server, drive={"account": name}).ls("My Drive"))
         server.refuse_tokens(False)
         for name in accounts.names():
             accounts.remove(name)
@@ -192,38 +170,19 @@ class Mishaps:
         server.put("data/twice.txt", b"1")
         server.put("data/twice.txt", b"2", new=True)
         server.document("data/report", "words")
-        hidden = {"canDownload": True, "canReadRevisions": False}
-        server.put("data/big.bin", noise(12 << 20), capabilities=hidden)
-        server.put("data/locked.bin", b"x", capabilities={"canDownload": False})
-        server.edit(server.put("data/virus.bin", b"x"), abusive=True)
-        for name in ("none.txt", "report", "locked.bin", "virus.bin", "twice.txt"):
+        server.put("data/never-read.txt", b"3")
+        for name in ("none.txt", "twice.txt"):
             self.attempt(lambda name=name: self.fs(server).cat_file(f"My Drive/data/{name}"))
-        server.limit(server.folder("limited"))
-        self.attempt(lambda: self.fs(server).ls("My Drive/limited"))
-        server.document("data/long", "x" * (10 << 20) + "x")
-        self.attempt(
-            lambda: self.fs(server, drive={"token": "anon", "export": "pdf"}).cat_file("My Drive/data/long")
-        )
         server.put("data/o\u0308", b"x")
         self.attempt(lambda: self.fs(server).cat_file("My Drive/data/\u00f6"))
         self.attempt(lambda: self.fs(server).ls("data"))
-        self.attempt(lambda: self.fs(server).open("My Drive/data"))
         server.fail(Fault(kind="list", key=server.folder("data"), status=404))
         self.attempt(lambda: self.fs(server).ls("My Drive/data"))
         self.attempt(lambda: self.fs(server).open("My Drive/data/a.txt", "r+b"))
-        server.fail(Fault(kind="media", status=403, reason="downloadQuotaExceeded"))
-        self.attempt(lambda: self.fs(server).cat_file("My Drive/data/a.txt"))
-        own_limit = {"token": "anon", "daily_limit": 1e-9, "daily_limit_stops": "everything"}
-        self.attempt(lambda: self.fs(server, drive=own_limit).cat_file("My Drive/data/a.txt"))
         server.fail(Fault(kind="upload", status=403, reason="storageQuotaExceeded"))
         self.attempt(lambda: self.fs(server).pipe_file("My Drive/data/new.txt", b"x"))
         server.heal()
         self.of_writing(server)
-        with self.fs(server, read_ahead=0).open("My Drive/data/big.bin") as file:
-            file.read(1)
-            server.put("data/big.bin", noise(12 << 20, seed=1))
-            file.seek(11 << 20)
-            self.attempt(lambda: file.read(1))
         rate_limited(server)
         with self.retrying_at_once():
             self.attempt(lambda: self.fs(server).cat_file("My Drive/data/a.txt"))
@@ -236,16 +195,12 @@ class Mishaps:
         first.close()
         self.attempt(second.close)
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        for what, name, failing in (
-            (UploadContent, "md5", lambda self: "0" * 32),
-            (tempfile.SpooledTemporaryFile, "write", lambda self, data: raise_(full)),
-        ):
-            with self.monkeypatch.context() as patch:
-                patch.setattr(what, name, failing)
-                file = self.fs(server).open("My Drive/data/new.txt", "wb")
-                self.attempt(lambda file=file: (file.write(b"x"), file.close()))
-                with contextlib.suppress(OSError):  # the same once more, for the write
-                    file.close()
+        with self.monkeypatch.context() as patch:
+            patch.setattr(tempfile.SpooledTemporaryFile, "write", lambda self, data: raise_(full))
+            file = self.fs(server).open("My Drive/data/new.txt", "wb")
+            self.attempt(lambda: (file.write(b"x"), file.close()))
+            with contextlib.suppress(OSError):  # the same once more
+                file.close()
         server.fail(Fault(kind="copy", lose=True))
         self.attempt(lambda: self.fs(server).cp_file("My Drive/data/report", "My Drive/data/copied"))
         with self.monkeypatch.context() as patch:
@@ -255,11 +210,10 @@ class Mishaps:
             fs.pipe({f"My Drive/data/new/{number}.txt": b"x" for number in range(30)})
 
     def of_the_cache(self, server: DriveServer) -> None:
-        for bad in ({"cache_dir": "/proc/none"}, {"cache_size": 0}):
-            fs = self.fs(server, **bad)
-            fs.cat_file("My Drive/data/a.txt")
-            fs.stats()
-            engines._close_all()
+        fs = self.fs(server, cache_size=0)
+        fs.cat_file("My Drive/data/a.txt")
+        fs.stats()
+        engines._close_all()
 
 
 def test_the_messages_of_troubleshooting_are_real(tmp_path, monkeypatch, caplog):
