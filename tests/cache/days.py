@@ -44,6 +44,14 @@ def day(directory):
 
 def use(cache, bounds=SMALL):
     """Do everything that a cache is for, and close it; what is read is right or a miss."""
+    store_and_read(cache, bounds)
+    keep_metadata(cache)
+    pin_lock_and_lend(cache, bounds)
+    make_room(cache, bounds)
+    cache.close()
+
+
+def store_and_read(cache, bounds):
     with tried():
         put(cache, KEY, 0, 1, bounds=bounds)
     with tried():
@@ -59,6 +67,9 @@ def use(cache, bounds=SMALL):
         cache.open(KEY, index)
     cache.close()
     assert is_right(whole(cache, KEY, 0), KEY, 0)
+
+
+def keep_metadata(cache):
     counter = cache.metadata.counter("gs://test", "b/x")
     with tried():
         cache.metadata.keep_records([FACT._replace(counter=counter)])
@@ -74,6 +85,9 @@ def use(cache, bounds=SMALL):
     assert cache.metadata.counter("gs://test", "b/x") != counter
     cache.metadata.counters.tables[0].invalidate()  # as a process does that cannot write them
     AccessStats().touch(KEY, 7)
+
+
+def pin_lock_and_lend(cache, bounds):
     with tried():
         cache.pin("gs://test", "b/x")
     assert cache.pins() in ([], [("gs://test", "b/x")])
@@ -82,6 +96,9 @@ def use(cache, bounds=SMALL):
     with tried(), cache.lease(1000, bounds) as lease:
         lease.write_at(0, b"x")
         lease.seal()
+
+
+def make_room(cache, bounds):
     with tried():
         put(cache, OTHER, *range(N_OTHER), bounds=bounds)
     assert is_right(whole(cache, OTHER, 23), OTHER, 23)
@@ -97,7 +114,6 @@ def use(cache, bounds=SMALL):
     cache._own.look_at = 0.0
     cache.close_deleted()
     cache.metadata.lookup("gs://test", "b/x")
-    cache.close()
 
 
 def leave_remnants(cache):

@@ -239,13 +239,15 @@ def test_leases_make_room_and_are_refused_without(cache):
             cache.lease(8 * BLOCK, bounds)
 
 
+def leasing(folder, before=""):
+    """Return another process that has a lease, and the path of that."""
+    code = "lease = BlockStore(sys.argv[1], explicit=True).lease(5000, AMPLE)\nprint(lease.path, flush=True)\nsys.stdin.read()"
+    process = start(before + code, folder)
+    return process, process.stdout.readline().strip()
+
+
 def test_the_lease_of_a_killed_process_makes_room(cache):
-    process = start(
-        "cache = BlockStore(sys.argv[1], explicit=True)\n"
-        "lease = cache.lease(5000, AMPLE)\nprint(lease.path, flush=True)\nsys.stdin.read()",
-        Path(cache.root).parent,
-    )
-    path = process.stdout.readline().strip()
+    process, path = leasing(Path(cache.root).parent)
     bounds = room_for(cache, 2)
     put(cache, key_of(), 0, 1, 2, bounds=bounds)
     assert os.path.exists(path)
@@ -263,14 +265,8 @@ def test_where_claims_reach_nobody_the_lease_of_a_killed_process_makes_room_afte
 ):
     monkeypatch.setattr(disk, "is_network", lambda path: True)
     cache = open_cache(tmp_path)
-    process = start(
-        "from cachedfs.cache import disk\n"
-        "disk.is_network = lambda path: True\n"
-        "cache = BlockStore(sys.argv[1], explicit=True)\n"
-        "lease = cache.lease(5000, AMPLE)\nprint(lease.path, flush=True)\nsys.stdin.read()",
-        tmp_path,
-    )
-    path = process.stdout.readline().strip()
+    on_network = "from cachedfs.cache import disk\ndisk.is_network = lambda path: True\n"
+    process, path = leasing(tmp_path, on_network)
     with cache.lease(100, AMPLE) as ours:
         process.kill()
         process.communicate()
