@@ -5,12 +5,11 @@ that states their hash.
 """
 
 import base64
-import functools
 import hashlib
-import http.server
 import json
-import threading
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.web_world import Answer, Handler, World
 
 ID = "me/data"
 API = f"/api/datasets/{ID}/"
@@ -22,11 +21,8 @@ ABSENT = {
 }
 
 
-class HubWorld:
-    """Files of a dataset in commits; `asked` has the kind of each request, as the limits of the Hub count them.
-
-    `change` edits status and headers of each answer before it is sent.
-    """
+class HubWorld(World):
+    """Files of a dataset in commits; `asked` has the kind of each request, as the limits of the Hub count them."""
 
     root = f"datasets/{ID}"
 
@@ -34,18 +30,8 @@ class HubWorld:
         self.commits = {"0" * 40: {}}
         self.asked = []
         self.tokens = []
-        self.change = lambda answer: None
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Handler, self))
-        self._server.handle_error = lambda *_: None  # a reader may close its connection at any time
-        self.port = self._server.server_port
-        self.endpoint = f"http://127.0.0.1:{self.port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=[0.01])
-        self._thread.start()
-
-    def close(self):
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(_Handler)
+        self.endpoint = self.url
 
     @property
     def head(self):
@@ -109,26 +95,7 @@ def tree(files, folder, deep):
     ]
 
 
-class _Answer:
-    def __init__(self, body, headers, status=200):
-        self.body, self.headers, self.status = body, headers, status
-
-
-def absent(code):
-    return _Answer(b"", {"X-Error-Code": code, "X-Error-Message": ABSENT[code]}, 404)
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1  # an answer is sent in one piece
-
-    def __init__(self, world, *args):
-        self.world = world
-        super().__init__(*args)
-
-    def log_message(self, *args):
-        pass
-
+class _Handler(Handler):
     def do_GET(self):
         body = self.rfile.read(int(self.headers["Content-Length"] or 0))
         url = urlsplit(self.path)
@@ -143,9 +110,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif f"{url.path}/".startswith(API):
             answer = self._api(*f"{url.path}///".removeprefix(API).split("/", 2), parse_qs(url.query), body)
         else:
-            answer = absent("RepoNotFound")
+            answer = self._absent("RepoNotFound")
         self.world.change(answer)
-        self._send(answer)
+        self.send(answer)
 
     do_HEAD = do_POST = do_GET
 
@@ -159,9 +126,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _resolved(self, revision, name):
         if (commit := self._commit(revision)) is None:
-            return absent("RevisionNotFound")
+            return self._absent("RevisionNotFound")
         if (data := self.world.commits[commit].get(path := unquote(name))) is None:
-            return absent("EntryNotFound")
+            return self._absent("EntryNotFound")
         known = described(path, data)
         headers = {"X-Repo-Commit": commit}
         if "lfs" not in known:
@@ -173,23 +140,23 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             "X-Xet-Hash": known["xetHash"],
         }
         headers["Location"] = f"http://localhost:{self.world.port}/cdn/{sha}"  # another host than 127.0.0.1
-        return _Answer(b"", headers, 302)
+        return self._answer(b"", headers, 302)
+
+    def _answer(self, data, headers, status=200):
+        return Answer(status, headers, data, data, self.headers)
+
+    def _absent(self, code):
+        return self._answer(b"", {"X-Error-Code": code, "X-Error-Message": ABSENT[code]}, 404)
 
     def _bytes(self, data, headers):
-        if not (asked := self.headers["Range"]):
-            return _Answer(data, headers)
-        first, _, last = asked.removeprefix("bytes=").partition("-")
-        start = int(first) if first else max(len(data) - int(last), 0)
-        stop = min(int(last) + 1, len(data)) if first and last else len(data)
-        if start >= len(data):
-            return _Answer(b"", {**headers, "Content-Range": f"bytes */{len(data)}"}, 416)
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
-        return _Answer(data[start:stop], headers, 206)
+        answer = self._answer(data, headers)
+        answer.serve()
+        return answer
 
     def _api(self, method, revision, rest, query, body):
         commit, name = self._commit(revision or "main"), unquote(rest.strip("/"))
         if commit is None:
-            return absent("RevisionNotFound")
+            return self._absent("RevisionNotFound")
         files = self.world.commits[commit]
         if method == "tree":
             found = tree(files, name, query.get("recursive", [""])[0].lower() in ("true", "1"))
@@ -214,13 +181,5 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             found = {"id": ID, "sha": commit, "private": False, "tags": [], "siblings": []}
         if found is None:
-            return absent("EntryNotFound")
-        return _Answer(json.dumps(found).encode(), {"Content-Type": "application/json"})
-
-    def _send(self, answer):
-        self.send_response_only(answer.status)
-        for name, value in {"Content-Length": str(len(answer.body)), **answer.headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(answer.body)
+            return self._absent("EntryNotFound")
+        return self._answer(json.dumps(found).encode(), {"Content-Type": "application/json"})

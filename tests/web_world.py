@@ -11,8 +11,26 @@ from urllib.parse import unquote
 OLD_S = 1_700_000_000  # the time of the first object
 
 
-class WebWorld:
-    """Objects below `root`, served with ETags and ranges; `change` edits each answer before it is sent.
+class World:
+    """What a server has; `change` edits each answer before it is sent."""
+
+    def __init__(self, handler):
+        self.change = lambda answer: None
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, self))
+        self._server.handle_error = lambda *_: None  # a reader may close its connection at any time
+        self.port = self._server.server_port
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=[0.01])
+        self._thread.start()
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class WebWorld(World):
+    """Objects below `root`, served with ETags and ranges.
 
     `log` has the method, the path and the Range of each request, and `asked` its headers.
     """
@@ -21,18 +39,9 @@ class WebWorld:
         self.objects = {}
         self.log = []
         self.asked = []
-        self.change = lambda answer: None
         self._versions = itertools.count()
-        self._server = _Server(("127.0.0.1", 0), functools.partial(_Handler, self))
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        super().__init__(_Handler)
         self.root = f"{self.url}/root"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=[0.01])
-        self._thread.start()
-
-    def close(self):
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
     def put(self, name, data):
         self.store(f"/root/{name}", data)
@@ -98,12 +107,9 @@ class Answer:
             self.of(start, stop)
 
 
-class _Server(http.server.ThreadingHTTPServer):
-    def handle_error(self, request, client_address):
-        """Say nothing: a reader may close its connection at any time."""
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Sends answers of a world."""
 
-
-class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # an answer is sent in one piece
 
@@ -114,39 +120,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args):
         pass
 
-    def do_GET(self):
-        self.world.log.append((self.command, self.path, self.headers["Range"]))
-        self.world.asked.append(self.headers)
-        path = unquote(self.path.partition("?")[0])
-        if path in self.world.objects:
-            data, etag, modified = self.world.objects[path]
-            headers = {"ETag": etag, "Last-Modified": modified, "Content-Type": "application/x"}
-        elif links := self._links(path.rstrip("/") + "/"):
-            modified = formatdate(OLD_S, usegmt=True)
-            data, headers = links, {"Content-Type": "text/html", "Last-Modified": modified}
-        else:
-            data, headers = b"nothing here", {}
-        answer = Answer(200, headers, data, data, self.headers)
-        if headers:
-            answer.serve()
-        else:
-            answer.status = 404
-        self.world.change(answer)
-        self._send(answer)
-
-    do_HEAD = do_GET
-
-    def do_PUT(self):
-        data = self.rfile.read(int(self.headers["Content-Length"]))
-        self.world.store(unquote(self.path), data)
-        self._send(Answer(200, {}, b"", b"", self.headers))
-
-    def _links(self, folder):
-        below = (path[len(folder) :] for path in self.world.objects if path.startswith(folder))
-        names = {name.partition("/")[0] + name.partition("/")[1] for name in below}
-        return "".join(f'<a href="{name}">x</a>' for name in sorted(names)).encode()
-
-    def _send(self, answer):
+    def send(self, answer):
         body = answer.body
         headers = (
             answer.headers if "Date" in answer.headers else {"Date": self.date_time_string()} | answer.headers
@@ -167,3 +141,37 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.close_connection = True
         if len(answer.body) < int(headers.get("Content-Length", 0)):
             self.close_connection = True
+
+
+class _Handler(Handler):
+    def do_GET(self):
+        self.world.log.append((self.command, self.path, self.headers["Range"]))
+        self.world.asked.append(self.headers)
+        path = unquote(self.path.partition("?")[0])
+        if path in self.world.objects:
+            data, etag, modified = self.world.objects[path]
+            headers = {"ETag": etag, "Last-Modified": modified, "Content-Type": "application/x"}
+        elif links := self._links(path.rstrip("/") + "/"):
+            modified = formatdate(OLD_S, usegmt=True)
+            data, headers = links, {"Content-Type": "text/html", "Last-Modified": modified}
+        else:
+            data, headers = b"nothing here", {}
+        answer = Answer(200, headers, data, data, self.headers)
+        if headers:
+            answer.serve()
+        else:
+            answer.status = 404
+        self.world.change(answer)
+        self.send(answer)
+
+    do_HEAD = do_GET
+
+    def do_PUT(self):
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        self.world.store(unquote(self.path), data)
+        self.send(Answer(200, {}, b"", b"", self.headers))
+
+    def _links(self, folder):
+        below = (path[len(folder) :] for path in self.world.objects if path.startswith(folder))
+        names = {name.partition("/")[0] + name.partition("/")[1] for name in below}
+        return "".join(f'<a href="{name}">x</a>' for name in sorted(names)).encode()

@@ -9,7 +9,6 @@ import argparse
 import datetime
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -46,9 +45,7 @@ def contenders(workload: Workload, options: argparse.Namespace) -> list[str]:
 def run(options: argparse.Namespace, folder: Path, said: Callable[[list[Result]], object]) -> list[Result]:
     """Return all results and print each; `said` is called with the results so far."""
     results: list[Result] = []
-    processor = process.Processor()
     for result in measured(options, folder):
-        result.stolen = processor.stolen()
         result.when = datetime.datetime.now(datetime.UTC).date().isoformat()
         results.append(result)
         print_result(result)
@@ -132,11 +129,6 @@ def main() -> int:
     )
     parser.add_argument("--ours", action="store_true", help="without peers, floor and local files")
     parser.add_argument(
-        "--again",
-        action="store_true",
-        help="only the rows of --json that other machines of the host disturbed; what was disturbed least is kept",
-    )
-    parser.add_argument(
         "--quick", action="store_true", help="fewer repetitions; the slowest of ours on a sample"
     )
     parser.add_argument(
@@ -147,32 +139,21 @@ def main() -> int:
         print(report.tables(*report.load(options.tables)), end="")
         return 0
     earlier: list[Result] = []
-    if options.again:
-        if not options.json or not options.json.exists():
-            parser.error("--again needs the --json FILE of an earlier run")
-        earlier = report.load(options.json)[1]
-        options.only = list(report.disturbed(earlier))
-        if not options.only:
-            print("no row was disturbed by other machines of the host", file=sys.stderr)
-            return 0
-    elif options.only and options.json and options.json.exists():
+    if options.only and options.json and options.json.exists():
         earlier = [result for result in report.load(options.json)[1] if result.row not in options.only]
-    start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cachedfs-bench-") as name:
         path = options.json or Path(name) / "bench.json"
 
         def keep(results: list[Result]) -> None:  # each time, because an interrupted run took long, too
-            kept = report.least_disturbed(earlier, results)
-            report.save(path, kept, bounds.judge(kept), time.monotonic() - start)
+            report.save(path, [*earlier, *results])
 
         run(options, Path(name), keep)
-        about, results, verdicts = report.load(path)
-        print(report.tables(about, results, verdicts), end="")
-    missed = [verdict for verdict in verdicts if verdict.verdict == "MISSED"]
-    for v in missed:
+        about, results = report.load(path)
+        print(report.tables(about, results), end="")
+    missed = [verdict for verdict in bounds.judge(results) if verdict.verdict == "MISSED"]
+    for bound, value, allowed, _ in missed:
         print(
-            f"MISSED: {v.row}, {v.what}: {v.value} {v.unit}, at most {v.allowed or v.at_most:g}",
-            file=sys.stderr,
+            f"MISSED: {bound.row}, {bound.what}: {value} {bound.unit}, at most {allowed:g}", file=sys.stderr
         )
     return 1 if missed else 0
 

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cachedfs.config import FIRST_AT_ONCE
 from cachedfs.sim import Profile
-from tests.benchmarks import training
+from tests.benchmarks import services, training
 from tests.benchmarks.data import BIG_SIZE, GIGABYTE_SIZE, LONG_SIZE, MANY, MANY_SIZE, MiB
 from tests.benchmarks.harness import Result
-from tests.benchmarks.services import (
-    DRIVE_BAD,
-    DRIVE_CALM,
-    DRIVE_EVEN,
-    DRIVE_FIXED,
-    DRIVE_HALF,
-    DRIVE_OLD,
-    DRIVE_UNITS,
-    EVEN,
-    mean,
-)
 from tests.benchmarks.workloads import WORKLOADS
 
 
@@ -48,17 +38,13 @@ class Bound:
         return self.at_most * max(1.0, local.median / self.local_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The verdict on one bound."""
 
-    row: str
-    what: str
-    unit: str
-    at_most: float
+    bound: Bound
     value: float | None  # None: it failed
+    allowed: float  # more than `at_most` if local files are slower than on the machine of the promise
     verdict: str  # met, MISSED, later
-    allowed: float = 0.0  # more than `at_most` if local files are slower than on the machine of the promise
 
 
 def median(name: str) -> Callable[[Result], float]:
@@ -87,13 +73,13 @@ def listed_aside(result: Result) -> float:
 
 def drive_batch_s() -> float:
     """Return the least time of 64 files of 2 KB, 16 at a time, if every request takes equally long."""
-    waits_s = 64 * DRIVE_EVEN.media.median_s / 16
-    return max(waits_s, 64 * 2000 / DRIVE_EVEN.total_rate)
+    waits_s = 64 * services.DRIVE_EVEN.media.median_s / 16
+    return max(waits_s, 64 * 2000 / services.DRIVE_EVEN.total_rate)
 
 
 def drive_many_s(profile: Profile) -> float:
     """Return the least time of 1,000 files, 16 at a time at the mean latency, without errors and stalls."""
-    waits_s = len(MANY) * mean(profile.media).median_s / 16
+    waits_s = len(MANY) * services.mean(profile.media).median_s / 16
     return max(waits_s, len(MANY) * MANY_SIZE / profile.total_rate)
 
 
@@ -106,7 +92,7 @@ def over_minutes(profile: Profile) -> Callable[[Result], float]:
     def times(result: Result) -> float:
         a_minute = profile.quota.units_per_user // 200
         minutes, rest = divmod(WORKLOADS[result.row].n - 1, a_minute)
-        waits_s = (rest + 1) * mean(profile.media).median_s / FIRST_AT_ONCE
+        waits_s = (rest + 1) * services.mean(profile.media).median_s / FIRST_AT_ONCE
         return _COLD(result) / (60 * minutes + waits_s)
 
     return times
@@ -114,22 +100,22 @@ def over_minutes(profile: Profile) -> Callable[[Result], float]:
 
 def drive_list_s() -> float:
     """Return the time of the ten pages of a listing alone."""
-    return 10 * (DRIVE_EVEN.listing.median_s + 1000 * DRIVE_EVEN.list_item_s)
+    return 10 * (services.DRIVE_EVEN.listing.median_s + 1000 * services.DRIVE_EVEN.list_item_s)
 
 
 def block_s() -> float:
     """Return the time of one block alone on the link."""
-    return EVEN.media.median_s + MiB / EVEN.stream_rate
+    return services.EVEN.media.median_s + MiB / services.EVEN.stream_rate
 
 
 def gigabyte_s() -> float:
     """Return the time of 980 MB at full bandwidth; methods that come close to it cannot differ much."""
-    return GIGABYTE_SIZE / EVEN.total_rate
+    return GIGABYTE_SIZE / services.EVEN.total_rate
 
 
 def drive_long_s() -> float:
     """Return the time of 200 MB after one latency, at full bandwidth."""
-    return mean(DRIVE_CALM.media).median_s + LONG_SIZE / DRIVE_CALM.total_rate
+    return services.mean(services.DRIVE_CALM.media).median_s + LONG_SIZE / services.DRIVE_CALM.total_rate
 
 
 def per_call_us(result: Result) -> float:
@@ -203,15 +189,15 @@ BOUNDS = [
     Bound("drive_batch", "second pass", 0.015, _SECOND),
     *_requests("drive_batch"),
     Bound("drive_batch_typical", "cold over the ideal schedule", 1.1, median("over_ideal"), "x"),
-    Bound("drive_many", "cold", round(1.3 * drive_many_s(DRIVE_OLD), 2), _COLD),
-    Bound("drive_many_known", "cold", round(1.2 * drive_many_s(DRIVE_OLD), 2), _COLD),
-    Bound("drive_many_bad", "cold", round(1.3 * drive_many_s(DRIVE_BAD), 2), _COLD),
+    Bound("drive_many", "cold", round(1.3 * drive_many_s(services.DRIVE_OLD), 2), _COLD),
+    Bound("drive_many_known", "cold", round(1.2 * drive_many_s(services.DRIVE_OLD), 2), _COLD),
+    Bound("drive_many_bad", "cold", round(1.3 * drive_many_s(services.DRIVE_BAD), 2), _COLD),
     *(
         Bound(row, "cold over a client that knows the quota", 1.1, over_minutes(profile), "x")
         for row, profile in (
-            ("drive_minute", DRIVE_UNITS),
-            ("drive_minute_fixed", DRIVE_FIXED),
-            ("drive_minute_half", DRIVE_HALF),
+            ("drive_minute", services.DRIVE_UNITS),
+            ("drive_minute_fixed", services.DRIVE_FIXED),
+            ("drive_minute_half", services.DRIVE_HALF),
         )
     ),
     Bound("drive_minute", "refused after 30 seconds", 0.0, median("refused_late"), ""),
@@ -239,14 +225,14 @@ BOUNDS = [
         "first_byte",
         "cold over one request each",
         1.1,
-        lambda result: _COLD(result) / (2 * EVEN.media.median_s),
+        lambda result: _COLD(result) / (2 * services.EVEN.media.median_s),
         "x",
     ),
     Bound(
         "beside_small",
         "cold over one request each",
         1.2,
-        lambda result: _COLD(result) / (10 * EVEN.media.median_s),
+        lambda result: _COLD(result) / (10 * services.EVEN.media.median_s),
         "x",
     ),
     Bound("beside_block", "cold over a block each", 1.2, lambda result: _COLD(result) / (5 * block_s()), "x"),
@@ -301,5 +287,5 @@ def judge(results: list[Result]) -> list[Verdict]:
             verdict = "MISSED"
         else:
             verdict = "met" if value <= allowed else "later"
-        verdicts.append(Verdict(bound.row, bound.what, bound.unit, bound.at_most, value, verdict, allowed))
+        verdicts.append(Verdict(bound, value, allowed, verdict))
     return verdicts

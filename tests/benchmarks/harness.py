@@ -27,12 +27,11 @@ class Figure:
     median: float
     low: float
     high: float
-    n: int
 
     @classmethod
     def of(cls, values: list[float], scale: float = 1) -> Self:
         scaled = [value * scale for value in values]
-        return cls(statistics.median(scaled), min(scaled), max(scaled), len(scaled))
+        return cls(statistics.median(scaled), min(scaled), max(scaled))
 
 
 @dataclass(slots=True)
@@ -47,11 +46,9 @@ class Result:
     figures: dict[str, Figure] = field(default_factory=dict)
     requests: dict[str, float] = field(default_factory=dict)
     prepared: dict[str, float] = field(default_factory=dict)  # requests of the preparation: not scaled
-    sent: dict[str, float] = field(default_factory=dict)
     sample: str = ""  # "20 of 300": the results are scaled from it
     error: str = ""
     outcome: str = ""  # the result of an accident, as text
-    stolen: float = 0.0  # the share of the CPU time that other machines of the host took meanwhile
     when: str = ""  # the day of the measurement
 
     @classmethod
@@ -244,4 +241,3 @@ def _keep(result: Result, name: str, answers: list[dict[str, Any]], scale: float
         result.figures[name] = Figure.of([answer["seconds"] for answer in answers], scale)
         result.requests[name] = statistics.median(answer["requests"] for answer in answers) * scale
         result.prepared[name] = statistics.median(answer.get("prepared", 0) for answer in answers)
-        result.sent[name] = statistics.median(answer["sent"] for answer in answers) * scale

@@ -1,4 +1,4 @@
-"""The cost of one process: importing cachedfs, and reading 10 GB through one file; and CPU time taken by others."""
+"""The cost of one process: importing cachedfs, and reading 10 GB through one file."""
 
 from __future__ import annotations
 
@@ -71,25 +71,3 @@ def memory_growth(folder: Path, size: int) -> tuple[float, float]:
             url = f"cachedfs::gs://{BUCKET}/sparse.bin"
             seconds, growth = run_python("-c", _READ, url, str(size), environ=environ)
     return seconds, growth
-
-
-class Processor:
-    """The share of CPU time that other machines of the host take from this one."""
-
-    def __init__(self) -> None:
-        self._before = self._looked()
-
-    def stolen(self) -> float:
-        """Return the share since the last call; 0 if it is unknown."""
-        before, self._before = self._before, self._looked()
-        used, stolen = (now - earlier for now, earlier in zip(self._before, before, strict=True))
-        return stolen / max(1, used + stolen)
-
-    @staticmethod
-    def _looked() -> tuple[int, int]:
-        """Return the used and stolen ticks since the start of the machine: proc_stat(5)."""
-        path = Path("/proc/stat")
-        if not path.exists():
-            return 0, 0
-        user, nice, system, _, _, irq, softirq, steal = map(int, path.read_text().split()[1:9])
-        return user + nice + system + irq + softirq, steal

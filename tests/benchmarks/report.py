@@ -5,23 +5,20 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from cachedfs.sim import PROFILES
+from cachedfs.sim import PROFILES, Profile
 from tests.benchmarks import misses, training
 from tests.benchmarks.abuse import CONTENDERS, ROWS
-from tests.benchmarks.bounds import Verdict
+from tests.benchmarks.bounds import Verdict, judge
 from tests.benchmarks.harness import Result
 from tests.benchmarks.mount import COLD_RATE, CROWD, CROWD_S, FIRST_BYTE_S, WARM_RATE
 from tests.benchmarks.services import DRIVE_EVEN, DRIVE_TYPICAL, SERVICES
 from tests.benchmarks.workloads import WORKLOADS
 
-STOLEN = 0.02  # results are noticeably worse from this share on
-NOT_MEASURED = ["rclone", "gcsfuse", "juicefs"]  # other caches, only looked for and not measured
 TITLES = {name: row.title for name, row in misses.ROWS.items()} | {
     "import": "import over fsspec and aiohttp",
     "memory": "10 GB through one handle",
@@ -31,89 +28,39 @@ TITLES |= {row.name: row.title for row in training.ROWS.values()}
 TITLES |= {workload.name: workload.title for workload in WORKLOADS.values()}
 
 
-def save(path: Path, results: list[Result], verdicts: list[Verdict], took_s: float) -> None:
+def save(path: Path, results: list[Result]) -> None:
     """Write everything that `tables` needs."""
-    profile, drive = PROFILES["table"], DRIVE_TYPICAL
     packages = ("cachedfs", "fsspec", "gcsfs", "PyDrive2", "zarr", "aiohttp", "numpy")
     about = {
-        "took_s": round(took_s, 1),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "load": os.getloadavg()[0],
         "packages": {name: version(name) for name in packages},
-        "cloud": f"simulated Google Cloud Storage: {profile.media.median_s * 1e3:.0f} ms to the first byte (lognormal, "
-        f"sigma {profile.media.sigma}), {profile.stream_rate / 1e6:.0f} MB/s a stream, "
-        f"{profile.total_rate / 1e6:.0f} MB/s in all, seed 0",
-        "drive": f"simulated Google Drive: {drive.media.median_s * 1e3:.0f} ms to the first byte (lognormal, sigma "
-        f"{drive.media.sigma:.2f}; or {DRIVE_EVEN.media.median_s * 1e3:.0f} ms always, which is the mean, where a row says "
-        f"so), {drive.connection_s * 1e3:.0f} ms more on a new connection, {drive.error_rate:.1%} errors, no stalls, "
-        f"{drive.stream_rate / 1e6:.0f} MB/s a stream, {drive.total_rate / 1e6:.0f} MB/s in all, seed 0",
-        "others": {
-            name: "installed, not measured" if shutil.which(name) else "not installed"
-            for name in NOT_MEASURED
-        },
     }
-    rows = {"results": [asdict(r) for r in results], "verdicts": [asdict(v) for v in verdicts]}
-    path.write_text(json.dumps({"about": about, **rows}, indent=1) + "\n")
+    rows = {"about": about, "results": [asdict(result) for result in results]}
+    path.write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def load(path: Path) -> tuple[dict[str, Any], list[Result], list[Verdict]]:
-    """Return what `save` wrote."""
+def load(path: Path) -> tuple[dict[str, Any], list[Result]]:
+    """Return what `save` wrote: about the machine, and the results."""
     saved = json.loads(path.read_text())
-    results = [Result.from_json(values) for values in saved["results"]]
-    return saved["about"], results, [Verdict(**values) for values in saved["verdicts"]]
+    return saved["about"], [Result.from_json(values) for values in saved["results"]]
 
 
-def disturbed(results: list[Result]) -> dict[str, float]:
-    """Return the rows that were disturbed by other machines of the host, each with its worst share of stolen CPU time."""
-    worst: dict[str, float] = {}
-    for result in results:
-        worst[result.row] = max(worst.get(result.row, 0.0), result.stolen)
-    return {row: stolen for row, stolen in worst.items() if stolen > STOLEN}
-
-
-def least_disturbed(earlier: list[Result], later: list[Result]) -> list[Result]:
-    """Merge the results of two runs; each row is from one run, so that its contenders had the same conditions.
-
-    The later run is used if it measured the row completely and was disturbed less.
-    """
-    of = {(result.row, result.contender) for result in later}
-    unfinished = {result.row for result in earlier if (result.row, result.contender) not in of}
-    before, after = disturbed(earlier), disturbed(later)
-    known = {result.row for result in earlier}
-    better = {
-        row
-        for row in {result.row for result in later}
-        if row not in known or (row not in unfinished and after.get(row, 0.0) < before.get(row, 0.0))
-    }
-    order = list(dict.fromkeys(result.row for result in [*earlier, *later]))
-    kept = [result for result in earlier if result.row not in better]
-    return sorted([*kept, *(r for r in later if r.row in better)], key=lambda result: order.index(result.row))
-
-
-def tables(about: dict[str, Any], results: list[Result], verdicts: list[Verdict]) -> str:
+def tables(about: dict[str, Any], results: list[Result]) -> str:
     """Return all the markdown: a summary, the comparison, our numbers with their bounds, and the setup."""
     measured = {WORKLOADS[result.row].service for result in results if result.row in WORKLOADS}
     parts = [summary(results)] if measured else []
     parts += [_comparison(results, "gcs")] if "gcs" in measured else []
     parts += [_about(about, results)]
     if "drive" in measured:
-        parts += [
-            _comparison(results, "drive"),
-            (
-                f"The Drive is a {about['drive']}. All its files are listed before. The mount is a model of what was "
-                f"published of mounted Drives, over local files: {FIRST_BYTE_S * 1e3:.0f} ms to the first byte of a file that "
-                f"was not read before, then {COLD_RATE / 1e6:.0f} MB/s, {WARM_RATE / 1e6:.0f} MB/s the second time, one file at "
-                f"a time; {CROWD_S:.0f} s for the first listing of {CROWD} files or more."
-            ),
-        ]
+        parts += [_comparison(results, "drive"), _about_drive()]
     if any(result.row in ROWS for result in results):
         parts.append(_abuse(results))
     if any(result.row in training.ROWS for result in results):
         parts.append(_trainings(results))
     if any(result.row in misses.ROWS for result in results):
         parts.append(_first_reads(results))
-    parts += [_bounds(verdicts), _definitions(results)]
+    parts += [_bounds(judge(results)), _definitions(results)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -231,26 +178,42 @@ def _requests(result: Result | None) -> str:
 
 def _bounds(verdicts: list[Verdict]) -> str:
     rows = []
-    for v in verdicts:
-        value = "failed" if v.value is None else f"{v.value:.4g} {v.unit}".strip()
-        at_most = f"{v.at_most:.4g} {v.unit}".strip()
-        if v.allowed > v.at_most:
-            at_most += f", here {v.allowed:.2g}: local files take {v.allowed / v.at_most:.1f} x as long"
-        rows.append([f"{TITLES[v.row]}: {v.what}", value, at_most, v.verdict])
+    for bound, value, allowed, verdict in verdicts:
+        measured = "failed" if value is None else f"{value:.4g} {bound.unit}".strip()
+        at_most = f"{bound.at_most:.4g} {bound.unit}".strip()
+        if allowed > bound.at_most:
+            at_most += f", here {allowed:.2g}: local files take {allowed / bound.at_most:.1f} x as long"
+        rows.append([f"{TITLES[bound.row]}: {bound.what}", measured, at_most, verdict])
     return table(["ours", "measured", "at most", ""], rows)
 
 
 def _about(about: dict[str, Any], results: list[Result]) -> str:
     packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items())
-    others = ", ".join(f"{name}: {state}" for name, state in about["others"].items())
     days = sorted({result.when for result in results})
-    noisy = ", ".join(f"{TITLES[row]} ({stolen:.0%})" for row, stolen in disturbed(results).items())
-    noise = (
-        f" Other machines of the host took processor time, at worst so much, from: {noisy}." if noisy else ""
-    )
+    cloud = PROFILES["table"]
     return (
-        f"The cloud is a {about['cloud']}. Medians; `*`: measured on a sample and scaled. {' to '.join(dict.fromkeys([days[0], days[-1]]))}, "
-        f"{about['system']}, Python {about['python']}, {packages}. Other caches: {others}.{noise}"
+        f"The cloud is a simulated Google Cloud Storage: {cloud.media.median_s * 1e3:.0f} ms to the first byte (lognormal, sigma "
+        f"{cloud.media.sigma}), {_rates(cloud)}. Medians; `*`: measured on a sample and scaled. "
+        f"{' to '.join(dict.fromkeys([days[0], days[-1]]))}, {about['system']}, Python {about['python']}, {packages}."
+    )
+
+
+def _about_drive() -> str:
+    drive = DRIVE_TYPICAL
+    return (
+        f"The Drive is a simulated Google Drive: {drive.media.median_s * 1e3:.0f} ms to the first byte (lognormal, sigma "
+        f"{drive.media.sigma:.2f}; or {DRIVE_EVEN.media.median_s * 1e3:.0f} ms always, which is the mean, where a row says so), "
+        f"{drive.connection_s * 1e3:.0f} ms more on a new connection, {drive.error_rate:.1%} errors, no stalls, {_rates(drive)}. "
+        "All its files are listed before. The mount is a model of what was published of mounted Drives, over local files: "
+        f"{FIRST_BYTE_S * 1e3:.0f} ms to the first byte of a file that was not read before, then {COLD_RATE / 1e6:.0f} MB/s, "
+        f"{WARM_RATE / 1e6:.0f} MB/s the second time, one file at a time; {CROWD_S:.0f} s for the first listing of {CROWD} files "
+        "or more."
+    )
+
+
+def _rates(profile: Profile) -> str:
+    return (
+        f"{profile.stream_rate / 1e6:.0f} MB/s a stream, {profile.total_rate / 1e6:.0f} MB/s in all, seed 0"
     )
 
 

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import fsspec
 
 from cachedfs.sim import PROFILES, Profile
-from tests.benchmarks import data
+from tests.benchmarks import data, services
 from tests.benchmarks.data import (
     BIG,
     BIG_SIZE,
@@ -36,19 +36,6 @@ from tests.benchmarks.data import (
     SMALL,
     KiB,
     MiB,
-)
-from tests.benchmarks.services import (
-    DRIVE_BAD,
-    DRIVE_CALM,
-    DRIVE_DAY,
-    DRIVE_EVEN,
-    DRIVE_FIXED,
-    DRIVE_HALF,
-    DRIVE_OLD,
-    DRIVE_TYPICAL,
-    DRIVE_UNITS,
-    EVEN,
-    TENSORSTORE,
 )
 
 Run = Callable[[], Any]
@@ -91,13 +78,13 @@ class Place:
 
     def array(self, key: str) -> Any:
         """Return an open array of Zarr v3, whose slices are read when they are requested."""
-        if not self.base.startswith(TENSORSTORE):
+        if not self.base.startswith(services.TENSORSTORE):
             import zarr
 
             return zarr.open_array(self.url(key), mode="r")
         import tensorstore
 
-        bucket, _, path = self.url(key).removeprefix(TENSORSTORE).partition("/")
+        bucket, _, path = self.url(key).removeprefix(services.TENSORSTORE).partition("/")
         opened = tensorstore.open(
             {"driver": "zarr3", "kvstore": {"driver": "gcs", "bucket": bucket, "path": f"{path}/"}}
         )
@@ -448,10 +435,10 @@ def long(place: Place, n: int) -> Run:
     return in_sequence(place, LONG)
 
 
-_EVEN = f"at an even latency of {DRIVE_EVEN.media.median_s * 1e3:.0f} ms, without errors and stalls"
+_EVEN = f"at an even latency of {services.DRIVE_EVEN.media.median_s * 1e3:.0f} ms, without errors and stalls"
 _MINUTE = "at typical latencies, without errors and stalls; 325,000 units a minute, which nobody tells"
 _TYPICAL = "at typical latencies and errors, without stalls"
-_EVERY = f"every answer {EVEN.media.median_s * 1e3:.0f} ms late"
+_EVERY = f"every answer {services.EVEN.media.median_s * 1e3:.0f} ms late"
 _ZARR = ("zarr",)
 
 
@@ -482,28 +469,28 @@ _LIST = [
     Workload("cat_4k", "5000 times `cat_file` of 4 KiB", "`fs.cat_file(path, start, start + 4096)` within one MiB, cached and touched before", 5000, cat_4k, is_warm=True),
     Workload("text_lines", "98 MB of lines, text", "98,000 lines of 1000 bytes: `for line in fsspec.open(url, 'rt')`, cached data", 98_000, lines("rt"), is_warm=True),
     Workload("binary_lines", "98 MB of lines, binary", "the same by `'rb'`", 98_000, lines("rb"), is_warm=True),
-    Workload("drive_batch", "64 listed files of Drive by one `fs.cat`", f"2 KB each, listed by `fs.find` before; {_EVEN}", N_LISTED, listed, service="drive", profile=DRIVE_EVEN, peers=_MOUNT_SLOW),
-    Workload("drive_batch_typical", "the same 64 files of Drive at typical latencies", f"the same {_TYPICAL}", N_LISTED, listed, service="drive", profile=DRIVE_TYPICAL, in_flight=16, peers=_MOUNT_SLOW),
-    Workload("drive_one_by_one", "64 listed files of Drive one by one", f"of the same, all of them, `with fsspec.open(url) as f: json.load(f)`; {_TYPICAL}", N_LISTED, listed_one_by_one, service="drive", profile=DRIVE_TYPICAL, peers={"mount": 10, "pydrive2": 6, "gdrive": 6, "drive": 10}, n_cold=1),
-    Workload("drive_many", "1,000 listed files of Drive, 200 requests a second", "36 kB each: one `fs.cat(paths, batch_size=64)`; at typical latencies, errors and stalls, 12,000 requests a minute", 1000, in_batches(MANY), service="drive", profile=DRIVE_OLD, peers=_MOUNT_SLOW | {"drive": 64}, n_cold=1),
-    Workload("drive_many_bad", "the same on a bad day", "the same at the latencies, errors (2 %) and stalls (0.5 %, 30 s) of a bad day, 12,000 requests a minute", 1000, in_batches(MANY), service="drive", profile=DRIVE_BAD, n_cold=1),
-    Workload("drive_minute", "3,000 listed files of Drive, 325,000 quota units a minute", f"2 KB each: one `fs.cat(paths, batch_size=64)`; {_MINUTE}, in any 60 s", 3000, in_batches(DAY), service="drive", profile=DRIVE_UNITS, n_cold=1),
-    Workload("drive_minute_fixed", "the same, counted in minutes of the clock", f"the same; {_MINUTE}, counted anew each minute", 3000, in_batches(DAY), service="drive", profile=DRIVE_FIXED, n_cold=1),
-    Workload("drive_minute_half", "the same, beside a program that uses half of the quota", f"the same; {_MINUTE}, in any 60 s, of which 162,500 are left", 3000, in_batches(DAY), service="drive", profile=DRIVE_HALF, n_cold=1),
-    Workload("drive_day", "10,000 listed files of Drive on a bad day", "2 KB each, in ten folders: one `fs.cat(paths, batch_size=64)`; at the latencies, errors, stalls and quota of a bad day, all ten times faster, and our minute too", 10_000, in_batches(DAY), service="drive", profile=DRIVE_DAY, time_scale=10.0, n_cold=1),
-    Workload("drive_many_known", "1,000 listed files of Drive in known order", "the same 36 kB each, listed before: `fs.prefetch(paths)`, and `fs.cat(paths, batch_size=64)` beside it; at typical latencies, errors and stalls, 12,000 requests a minute", 1000, prefetched_many, service="drive", profile=DRIVE_OLD),
-    Workload("drive_list", "10,000 files of Drive listed", f"`fs.ls` of one folder, ten pages; {_EVEN}", N_CROWD, crowd, service="drive", profile=DRIVE_EVEN, peers=_peers(["mount", "pydrive2", "gdrive"]), n_cold=1),
-    Workload("drive_big", "64 MiB of Drive in sequence", f"one file of random bytes, listed before, opened by `fsspec.open(url)`, read 1 MiB at a time to its end; {_TYPICAL}", 64, large, service="drive", profile=DRIVE_TYPICAL, peers=_AT_DRIVE),
+    Workload("drive_batch", "64 listed files of Drive by one `fs.cat`", f"2 KB each, listed by `fs.find` before; {_EVEN}", N_LISTED, listed, service="drive", profile=services.DRIVE_EVEN, peers=_MOUNT_SLOW),
+    Workload("drive_batch_typical", "the same 64 files of Drive at typical latencies", f"the same {_TYPICAL}", N_LISTED, listed, service="drive", profile=services.DRIVE_TYPICAL, in_flight=16, peers=_MOUNT_SLOW),
+    Workload("drive_one_by_one", "64 listed files of Drive one by one", f"of the same, all of them, `with fsspec.open(url) as f: json.load(f)`; {_TYPICAL}", N_LISTED, listed_one_by_one, service="drive", profile=services.DRIVE_TYPICAL, peers={"mount": 10, "pydrive2": 6, "gdrive": 6, "drive": 10}, n_cold=1),
+    Workload("drive_many", "1,000 listed files of Drive, 200 requests a second", "36 kB each: one `fs.cat(paths, batch_size=64)`; at typical latencies, errors and stalls, 12,000 requests a minute", 1000, in_batches(MANY), service="drive", profile=services.DRIVE_OLD, peers=_MOUNT_SLOW | {"drive": 64}, n_cold=1),
+    Workload("drive_many_bad", "the same on a bad day", "the same at the latencies, errors (2 %) and stalls (0.5 %, 30 s) of a bad day, 12,000 requests a minute", 1000, in_batches(MANY), service="drive", profile=services.DRIVE_BAD, n_cold=1),
+    Workload("drive_minute", "3,000 listed files of Drive, 325,000 quota units a minute", f"2 KB each: one `fs.cat(paths, batch_size=64)`; {_MINUTE}, in any 60 s", 3000, in_batches(DAY), service="drive", profile=services.DRIVE_UNITS, n_cold=1),
+    Workload("drive_minute_fixed", "the same, counted in minutes of the clock", f"the same; {_MINUTE}, counted anew each minute", 3000, in_batches(DAY), service="drive", profile=services.DRIVE_FIXED, n_cold=1),
+    Workload("drive_minute_half", "the same, beside a program that uses half of the quota", f"the same; {_MINUTE}, in any 60 s, of which 162,500 are left", 3000, in_batches(DAY), service="drive", profile=services.DRIVE_HALF, n_cold=1),
+    Workload("drive_day", "10,000 listed files of Drive on a bad day", "2 KB each, in ten folders: one `fs.cat(paths, batch_size=64)`; at the latencies, errors, stalls and quota of a bad day, all ten times faster, and our minute too", 10_000, in_batches(DAY), service="drive", profile=services.DRIVE_DAY, time_scale=10.0, n_cold=1),
+    Workload("drive_many_known", "1,000 listed files of Drive in known order", "the same 36 kB each, listed before: `fs.prefetch(paths)`, and `fs.cat(paths, batch_size=64)` beside it; at typical latencies, errors and stalls, 12,000 requests a minute", 1000, prefetched_many, service="drive", profile=services.DRIVE_OLD),
+    Workload("drive_list", "10,000 files of Drive listed", f"`fs.ls` of one folder, ten pages; {_EVEN}", N_CROWD, crowd, service="drive", profile=services.DRIVE_EVEN, peers=_peers(["mount", "pydrive2", "gdrive"]), n_cold=1),
+    Workload("drive_big", "64 MiB of Drive in sequence", f"one file of random bytes, listed before, opened by `fsspec.open(url)`, read 1 MiB at a time to its end; {_TYPICAL}", 64, large, service="drive", profile=services.DRIVE_TYPICAL, peers=_AT_DRIVE),
     Workload("steps_small", "192 MiB in sequence, 8 KiB at a time", "one object of random bytes, opened by `fsspec.open(url)`, read 8 KiB at a time to its end", 192, by_steps(8 * KiB), peers=_peers(["gcsfs", "blockcache"])),
     Workload("steps_large", "192 MiB in sequence, 16 MiB at a time", "the same, 16 MiB at a time", 192, by_steps(16 * MiB), peers=_peers(["gcsfs", "blockcache", "obstore"])),
     Workload("steps_lines", "98 MB of lines, never read before", "98,000 lines of 1000 bytes: `for line in fsspec.open(url)`", 98, cold_lines, peers={"gcsfs": 1, "blockcache": 0}),
     Workload("gigabyte_small", "980 MB in sequence, 8 KiB at a time", "one object of 980,000 lines of 1000 bytes, opened by `fsspec.open(url)`, read 8 KiB at a time to its end", 980, by_steps(8 * KiB, GIGABYTE), n_cold=1),
     Workload("gigabyte_large", "980 MB in sequence, 16 MiB at a time", "the same, 16 MiB at a time", 980, by_steps(16 * MiB, GIGABYTE), n_cold=1),
     Workload("gigabyte_lines", "980 MB of lines, never read before", "the same: `for line in fsspec.open(url)`", 980, cold_gigabyte_lines, n_cold=1),
-    Workload("first_byte", "the first byte of two large files", f"192 MiB and 98 MB, one after the other: `fsspec.open(url).read(1)`; {_EVERY}", 2, first_bytes, profile=EVEN, peers=_peers(["gcsfs", "obstore"])),
-    Workload("beside_small", "10 small files while 192 MiB are read", f"one by one, as above, while another thread reads 192 MiB in sequence; {_EVERY}", 10, beside(small_one), profile=EVEN),
-    Workload("beside_block", "5 reads of 64 KiB while 192 MiB are read", f"in the middle of 98 MB, each by an `fsspec.open(url)` of its own, while another thread reads 192 MiB in sequence; {_EVERY}", 5, beside(block_of_another), profile=EVEN),
-    Workload("drive_long", "200 MB of Drive in sequence", "one file of random bytes, listed before, opened by `fsspec.open(url)`, read 1 MiB at a time to its end; at typical latencies, without errors and stalls", 200, long, service="drive", profile=DRIVE_CALM, peers=_AT_DRIVE),
+    Workload("first_byte", "the first byte of two large files", f"192 MiB and 98 MB, one after the other: `fsspec.open(url).read(1)`; {_EVERY}", 2, first_bytes, profile=services.EVEN, peers=_peers(["gcsfs", "obstore"])),
+    Workload("beside_small", "10 small files while 192 MiB are read", f"one by one, as above, while another thread reads 192 MiB in sequence; {_EVERY}", 10, beside(small_one), profile=services.EVEN),
+    Workload("beside_block", "5 reads of 64 KiB while 192 MiB are read", f"in the middle of 98 MB, each by an `fsspec.open(url)` of its own, while another thread reads 192 MiB in sequence; {_EVERY}", 5, beside(block_of_another), profile=services.EVEN),
+    Workload("drive_long", "200 MB of Drive in sequence", "one file of random bytes, listed before, opened by `fsspec.open(url)`, read 1 MiB at a time to its end; at typical latencies, without errors and stalls", 200, long, service="drive", profile=services.DRIVE_CALM, peers=_AT_DRIVE),
     Workload("steps", "Zarr v3, one time step after the other", f"float32 noise (48, 4, 512, 512), 201 MB, chunks (1, 1, 512, 512): `array[t]`, then {STEP_S * 1e3:.0f} ms of other work (a sleep), as long as the link takes for it, for t in order; timed after the first {FIRST_STEPS} steps", 48, steps, modules=_ZARR, peers=_peers(["gcsfs", "obstore"]) | _ARRAYS),
 ]  # fmt: skip
 WORKLOADS = {workload.name: workload for workload in _LIST}

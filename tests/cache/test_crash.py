@@ -15,11 +15,14 @@ from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import CacheBounds
 from cachedfs.errors import CacheError
 from tests.cache.audit import audit
-from tests.cache.helpers import AMPLE, content, disk_usage, overhead_of, whole
-from tests.cache.kills import N_OLD, NEW, OLD, OPERATIONS, Step, put_after_noticing
+from tests.cache.days import KEY, N_OTHER, OTHER, SMALL
+from tests.cache.helpers import AMPLE, content, disk_usage, key_of, overhead_of, put, whole
+from tests.cache.kills import Step, is_forgotten_or_asked_again
 from tests.support import tally
 
 HOUR_S = 3600
+NEW = key_of("b/new")
+BOUNDS = SMALL._replace(size=SMALL.size + (3 << 20))  # with what a process leaves in temporary files
 # The calls that leave something to other processes: to die before or after any other is to die at one of these.
 CHANGES = {
     "allocate", "create", "make_folder", "os.link", "os.makedirs", "os.rename", "shutil.rmtree", "unlink",
@@ -27,42 +30,21 @@ CHANGES = {
 }  # fmt: skip
 
 
-class Start:
-    """The state that an operation starts from, kept as a directory that is copied for every kill."""
-
-    def __init__(self, folder, operation):
-        self.operation, self.folder = operation, folder
-        self.template = folder / "template"
-        cache, prepare = BlockStore(str(self.template), explicit=True), OPERATIONS[operation].prepare
-        # The mapped file of the counters is counted, and made when it is first used.
-        cache.metadata.counter("", "")
-        self.bounds = (prepare(cache) if prepare else None) or AMPLE
-        cache.close()
-        self.flaws, self.look = OPERATIONS[operation].flaws, OPERATIONS[operation].look
-
-    @contextlib.contextmanager
-    def copied(self):
-        directory = self.folder / "copy"
-        shutil.copytree(self.template, directory)
-        yield str(directory)
-        shutil.rmtree(directory)
-
-    def steps(self, fork_server):
-        """Return all steps to die at: before and after each call."""
-        with self.copied() as directory:
-            arguments = self.operation, directory, self.bounds.size
-            calls = fork_server.run("tests.cache.kills:record", *arguments).result
-        return [
-            Step(self.operation, call, nth, when)
-            for call, n in collections.Counter(calls).items()
-            for nth in range(1, n + 1)
-            for when in ("before", "after")
-        ]
+@pytest.fixture
+def steps(fork_server, folder):
+    """All steps to die at: before and after each call."""
+    calls = fork_server.run("tests.cache.kills:record", str(folder / "recorded")).result
+    return [
+        Step(call, nth, when)
+        for call, n in collections.Counter(calls).items()
+        for nth in range(1, n + 1)
+        for when in ("before", "after")
+    ]
 
 
 @contextlib.contextmanager
 def opened(directory):
-    cache = BlockStore(directory, explicit=True)
+    cache = BlockStore(str(directory), explicit=True)
     try:
         yield cache
     finally:
@@ -76,42 +58,37 @@ def put_in_order(cache, bounds):
     cache.allowance(bounds)
 
 
-def uncounted(cache):
+def uncounted(cache, bounds):
     """Return by how many bytes the files are more than what the cache counts."""
     usage = disk_usage(cache)
     with cache._own.index.reading() as rows:
         n_bytes = rows.load_totals().bytes
     room = cache.space
-    return usage - n_bytes - (overhead_of(cache, AMPLE) - room.growth)
+    return usage - n_bytes - (overhead_of(cache, bounds) - room.growth)
 
 
-def assert_reads_are_right(cache, *, n=N_OLD):
-    for key in (OLD, NEW):
+def assert_reads_are_right(cache):
+    """Read all blocks, so that a damaged one goes."""
+    for key, n in ((KEY, 3), (OTHER, N_OTHER), (NEW, 2)):
         for index in range(n):
             data = whole(cache, key, index)
             assert data is None or data == content(key, index)
             tally("blocks read after a kill", data is not None)
 
 
-def assert_sound(directory, start):
+def assert_sound(directory):
     """Assert what must be true after a kill: reads are right, nothing is uncounted, and work goes on at once."""
-    bounds = start.bounds
     with opened(directory) as cache:
-        if start.look is not None:
-            start.look(cache)
-        if "corrupt" not in start.flaws:
-            assert_reads_are_right(cache)
-        put_in_order(cache, bounds)
-        if "orphans" not in start.flaws:
-            assert uncounted(cache) <= 0
+        assert is_forgotten_or_asked_again(cache)
+        assert_reads_are_right(cache)
+        put_in_order(cache, BOUNDS)
+        assert uncounted(cache, BOUNDS) <= 0
         report = audit(cache)
-        for found in ("orphans", "wrong_size", "corrupt", "wrong_sums"):
-            assert found in start.flaws or getattr(report, found) == (), found
-        assert_reads_are_right(cache)  # a damaged block goes
-        put_after_noticing(cache, bounds)
+        assert (report.orphans, report.wrong_size, report.corrupt, report.wrong_sums) == ((), (), (), ())
+        put(cache, NEW, 0, 1, bounds=BOUNDS)
         assert [whole(cache, NEW, index) for index in (0, 1)] == [content(NEW, 0), content(NEW, 1)]
-        assert uncounted(cache) <= 0
-        assert disk_usage(cache) <= bounds.size
+        assert uncounted(cache, BOUNDS) <= 0
+        assert disk_usage(cache) <= BOUNDS.size
         assert audit(cache)._replace(missing=(), leftovers=()).ok
         assert_reads_are_right(cache)
     assert_no_temporary_file_outlives_an_hour(directory)
@@ -125,40 +102,31 @@ def assert_no_temporary_file_outlives_an_hour(directory):
         assert list(Path(directory).glob("*/tmp/*")) == []
 
 
-def killed_at_all(steps, start, fork_server):
-    """Kill one child at each of the steps, and look over what it left; return the kills by named step."""
-    kills = collections.Counter()
+def kill_at_all(steps, folder, fork_server):
+    """Kill one child at each of the steps, and look over what it left; each kind of step must be reached."""
+    kills, directory = collections.Counter(), folder / "killed"
     for step in steps:
-        with start.copied() as directory:
-            arguments = (step.operation, directory, start.bounds.size, *step[1:])
-            ended = fork_server.run("tests.cache.kills:die", *arguments)
-            try:
-                assert_sound(directory, start)
-            except BaseException as error:
-                error.add_note(f"killed at {step}")
-                raise
+        ended = fork_server.run("tests.cache.kills:die", str(directory), *step)
+        try:
+            assert_sound(directory)
+        except BaseException as error:
+            error.add_note(f"killed at {step}")
+            raise
         kills[step.call, step.when] += ended.signal == signal.SIGKILL
+        shutil.rmtree(directory)
     tally("kills at a named step", kills.total())
-    return kills
-
-
-def assert_every_step_was_hit(operation, steps, kills):
     for call, when in sorted({(step.call, step.when) for step in steps}):
-        sys.stdout.write(f"{operation:24} {when:6} {call:20} {kills[call, when]:4}\n")
+        sys.stdout.write(f"{when:6} {call:20} {kills[call, when]:4}\n")
         assert kills[call, when] > 0
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_process_may_be_killed_at_every_kind_of_step(operation, fork_server, folder):
-    """After the first call of each kind, and before the transaction's end."""
-    start = Start(folder, operation)
-    steps = [
-        step
-        for step in start.steps(fork_server)
-        if step.call in CHANGES and step.nth == 1 and (step.when == "after" or step.call == "SQL COMMIT")
-    ]
-    kills = killed_at_all(steps, start, fork_server)
-    assert_every_step_was_hit(operation, steps, kills)
+def test_a_process_may_be_killed_at_every_kind_of_step(steps, fork_server, folder):
+    """After the first, the last and some other calls of each kind, and also before the end of transactions."""
+    chosen = []
+    for call, when in [("SQL COMMIT", "before"), *((call, "after") for call in sorted(CHANGES))]:
+        same = [step for step in steps if (step.call, step.when) == (call, when)]
+        chosen += [*same[:: max(1, len(same) // 4)], same[-1]]
+    kill_at_all(chosen, folder, fork_server)
 
 
 @pytest.mark.parametrize("call", ["write_file", "os.rename", "SQL COMMIT"])
@@ -174,26 +142,16 @@ def test_processes_that_are_killed_beside_others_leave_a_sound_cache(folder, for
     ]
     signals = [fork_server.wait(process).signal for process in crowd]
     assert signals == [signal.SIGKILL, signal.SIGKILL, 0, 0]
-    assert_crowd_left_a_sound_cache(folder, bounds)
-
-
-def assert_crowd_left_a_sound_cache(folder, bounds):
-    with opened(str(folder)) as cache:
+    with opened(folder) as cache:
         assert disk_usage(cache) <= bounds.size
         put_in_order(cache, bounds)
-        assert uncounted(cache) <= 0
+        assert uncounted(cache, bounds) <= 0
         report = audit(cache)
         assert (report.orphans, report.wrong_size, report.corrupt, report.wrong_sums) == ((), (), (), ())
         assert report.blocks > 2
 
 
 @pytest.mark.stress
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_process_may_be_killed_at_every_single_call(operation, fork_server, folder):
-    start = Start(folder, operation)
-    steps = start.steps(fork_server)
-    kills = killed_at_all(steps, start, fork_server)
-    # It took minutes: what is done only while somebody wrote lately may not be done any more.
-    done = {(step.call, step.when) for step in start.steps(fork_server)}
-    assert_every_step_was_hit(operation, [step for step in steps if step[1::2] in done], kills)
+@pytest.mark.timeout(3600)
+def test_a_process_may_be_killed_at_every_single_call(steps, folder, fork_server):
+    kill_at_all(steps, folder, fork_server)

@@ -12,14 +12,11 @@ from typing import NamedTuple
 
 import pytest
 
-from cachedfs.cache import block_file, disk, locks
-from cachedfs.cache.access_stats import AccessStats
-from cachedfs.cache.block_store import BlockStore
+from cachedfs.cache import disk, locks
 from cachedfs.cache.index import database
-from cachedfs.cache.index.metadata_records import MetadataRecord
-from cachedfs.common.types import CacheBounds, ObjectInfo
 from cachedfs.errors import CacheError
 from tests.cache.audit import audit, recount
+from tests.cache.days import FACT, KEY, day
 from tests.cache.faults import real_call, replace_call
 from tests.cache.helpers import BLOCK, content, key_of, put, whole
 
@@ -110,94 +107,7 @@ class Faults:
         raise OSError(number, os.strerror(number))
 
 
-KEY, OTHER, LAST = key_of("b/x"), key_of("b/other"), key_of("b/last")
-FACT = MetadataRecord("gs://test", "b/x", ObjectInfo("b/x", size=3 * BLOCK, fingerprint="v1"), time.time(), 5)
-SMALL = CacheBounds(size=7 << 19, keep_free=0)  # a few blocks, beside the bookkeeping
-
-
-@contextlib.contextmanager
-def tried():
-    """What writes may be a CacheError, and nothing else."""
-    with contextlib.suppress(CacheError):
-        yield
-
-
-def is_right(data, key, index):
-    return data is None or data == content(key, index)
-
-
-def day(directory):
-    """Do everything a cache is for, from opening to closing; what is read is right or a miss."""
-    cache = BlockStore(str(directory), explicit=True)
-    with tried():
-        put(cache, KEY, 0, 1, bounds=SMALL)
-    with tried():
-        put(cache, KEY, 2, bounds=SMALL)
-    buffer = memoryview(bytearray(BLOCK))
-    for index in range(3):
-        assert is_right(whole(cache, KEY, index), KEY, index)
-        if cache.read_into(KEY, index, 0, buffer) > 0:
-            assert buffer == content(KEY, index)
-        with contextlib.suppress(BlockingIOError):
-            assert is_right(whole(cache, KEY, index, nowait=True), KEY, index)
-        cache.open(KEY, index)
-    cache.close()
-    assert is_right(whole(cache, KEY, 0), KEY, 0)
-    counter = cache.metadata.counter("gs://test", "b/x")
-    with tried():
-        cache.metadata.keep_records([FACT._replace(counter=counter)])
-    assert cache.metadata.lookup("gs://test", "b/x") in (None, FACT._replace(counter=counter))
-    with tried():
-        cache.metadata.keep_listings(
-            "gs://test", {"b": [FACT.info]}, checked_at=1e9, counters={}, folder_counters={"b": 3}
-        )
-    assert (cache.metadata.listing("gs://test", "b") or (0, 0, 3))[2] == 3
-    cache._own.look_at = 0.0
-    cache.metadata.changed("gs://test", ["b/x"])
-    assert cache.metadata.counter("gs://test", "b/x") != counter
-    cache.metadata.counters.tables[0].invalidate()  # as a process does that cannot write them
-    AccessStats().touch(KEY, 7)
-    with tried():
-        cache.pin("gs://test", "b/x")
-    assert cache.pins() in ([], [("gs://test", "b/x")])
-    if cache.locks.take(7):
-        cache.locks.release(7)
-    with tried(), cache.lease(1000, SMALL) as lease:
-        lease.write_at(0, b"x")
-        lease.seal()
-    with tried():
-        put(cache, OTHER, *range(24), bounds=SMALL)
-    assert is_right(whole(cache, OTHER, 23), OTHER, 23)
-    cache.remove_damaged(OTHER, 23)
-    with tried():
-        cache.unpin("gs://test", "b/x")
-    with tried():
-        cache.evict("gs://test", "b/x")
-    with tried():
-        cache.allowance(CacheBounds())
-    cache.usage()
-    cache.has(KEY, 0)
-    cache._own.look_at = 0.0
-    cache.close_deleted()
-    cache.metadata.lookup("gs://test", "b/x")
-    cache.close()
-    leave_remnants(cache)
-    again = BlockStore(str(directory), explicit=True)
-    assert is_right(whole(again, OTHER, 22), OTHER, 22)
-    with tried():
-        again.allowance(SMALL)
-    again.close()
-    return cache
-
-
-def leave_remnants(cache):
-    """What others left in the folder of temporary files long ago: a file, and a folder that was in a block's place."""
-    for name in ("folder", "folder/file", "file"):
-        path = Path(cache.root or "", "tmp", name)
-        with contextlib.suppress(OSError):  # there is none on such a day
-            path.mkdir() if name == "folder" else path.touch()
-    for path in Path(cache.root or "", "tmp").glob("*"):
-        os.utime(path, (0, 0))
+LAST = key_of("b/last")
 
 
 @pytest.fixture
@@ -370,16 +280,6 @@ def test_who_writes_waits_for_an_index_that_is_locked_for_a_moment(
     put(cache, KEY, 1)
     assert len(pauses) == 1
     assert cache.usage()[0] == 2
-
-
-def test_a_block_with_an_impossible_place_is_removed_when_blocks_are_counted(cache):
-    put(cache, KEY, 0)
-    forged = Path(cache.root, block_file.place(KEY.digest, 1 << 63))
-    forged.parent.mkdir(exist_ok=True)
-    forged.write_bytes(b"x" + block_file.encode_trailer(KEY, 1 << 63, b"x"))
-    recount(cache)
-    assert not forged.exists()
-    assert cache.usage()[0] == 1
 
 
 def test_a_descriptor_that_cannot_be_looked_at_is_let_go_and_opened_again(cache, monkeypatch):

@@ -207,14 +207,6 @@ def test_no_trailer_whatever_it_says_makes_wrong_bytes_or_another_error(cache, c
     _fuzz(cache, changes, is_sealed)
 
 
-def test_the_block_of_another_key_is_a_miss(cache):
-    key, other = key_of(), key_of(version="v2")
-    put(cache, key, 0)
-    put(cache, other, 0)
-    file_of(cache, other, 0).replace(file_of(cache, key, 0))
-    assert whole(cache, key, 0) is None
-
-
 @pytest.mark.parametrize("at", [0, PAGE - 1, PAGE, 2 * PAGE + 99])
 def test_read_into_checks_edge_pages_and_whole_ones(open_cache, at):
     key, buffer = key_of(block_size=4 * PAGE), memoryview(bytearray(2 * PAGE + 200))

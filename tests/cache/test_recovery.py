@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from cachedfs.cache import block_file
 from cachedfs.common.types import CacheBounds
 from tests.cache.audit import audit, recount
-from tests.cache.helpers import content, file_of, key_of, put, whole
+from tests.cache.helpers import file_of, key_of, put
 
 
 @pytest.fixture
@@ -19,29 +20,33 @@ def filled(cache):
     return cache
 
 
-def test_a_new_index_counts_the_files(filled):
-    before = filled.usage()
-    recount(filled)
-    assert filled.usage() == before
-    assert audit(filled).ok
-    assert whole(filled, key_of(), 3) == content(key_of(), 3)
+def stray(cache):
+    path = file_of(cache, key_of(), 0).with_name("stray")
+    path.write_text("what is this")
+    return path
 
 
-def test_a_file_that_is_no_block_is_removed_when_files_are_counted(filled):
-    stray = file_of(filled, key_of(), 0).with_name("stray")
-    stray.write_text("what is this")
-    assert audit(filled).corrupt == (str(stray),)
-    recount(filled)
-    assert not stray.exists()
-    assert audit(filled).ok
-
-
-def test_a_block_under_another_name_is_removed_when_files_are_counted(filled):
-    path = file_of(filled, key_of(), 0)
+def under_another_name(cache):
+    path = file_of(cache, key_of(), 0)
     other = path.with_name(key_of("b/other").name(0))
     os.link(path, other)
+    return other
+
+
+def at_an_impossible_place(cache):
+    forged = Path(cache.root, block_file.place(key_of().digest, 1 << 63))
+    forged.parent.mkdir(exist_ok=True)
+    forged.write_bytes(b"x" + block_file.encode_trailer(key_of(), 1 << 63, b"x"))
+    return forged
+
+
+@pytest.mark.parametrize("put_there", [stray, under_another_name, at_an_impossible_place])
+def test_what_is_no_block_is_removed_when_files_are_counted(filled, put_there):
+    before, path = filled.usage(), put_there(filled)
+    assert str(path) in audit(filled).corrupt
     recount(filled)
-    assert not other.exists()
+    assert not path.exists()
+    assert filled.usage() == before
     assert audit(filled).ok
 
 

@@ -39,16 +39,6 @@ from tests.cache.helpers import (
 MIB = 1 << 20
 
 
-def test_what_was_put_is_read_back_also_by_another_cache(open_cache):
-    key = key_of()
-    put(open_cache(), key, 0, 1, 2)
-    other = open_cache()
-    assert [whole(other, key, index) for index in range(3)] == [content(key, index) for index in range(3)]
-    assert other.has(key, 1)
-    assert not other.has(key, 3)
-    assert whole(other, key, 3) is None
-
-
 def test_files_are_for_us_alone(cache):
     put(cache, key_of(), 0)
     root = Path(cache.root)
@@ -249,13 +239,15 @@ def test_leases_make_room_and_are_refused_without(cache):
             cache.lease(8 * BLOCK, bounds)
 
 
+def leasing(folder, before=""):
+    """Return another process that has a lease, and the path of that."""
+    code = "lease = BlockStore(sys.argv[1], explicit=True).lease(5000, AMPLE)\nprint(lease.path, flush=True)\nsys.stdin.read()"
+    process = start(before + code, folder)
+    return process, process.stdout.readline().strip()
+
+
 def test_the_lease_of_a_killed_process_makes_room(cache):
-    process = start(
-        "cache = BlockStore(sys.argv[1], explicit=True)\n"
-        "lease = cache.lease(5000, AMPLE)\nprint(lease.path, flush=True)\nsys.stdin.read()",
-        Path(cache.root).parent,
-    )
-    path = process.stdout.readline().strip()
+    process, path = leasing(Path(cache.root).parent)
     bounds = room_for(cache, 2)
     put(cache, key_of(), 0, 1, 2, bounds=bounds)
     assert os.path.exists(path)
@@ -273,14 +265,8 @@ def test_where_claims_reach_nobody_the_lease_of_a_killed_process_makes_room_afte
 ):
     monkeypatch.setattr(disk, "is_network", lambda path: True)
     cache = open_cache(tmp_path)
-    process = start(
-        "from cachedfs.cache import disk\n"
-        "disk.is_network = lambda path: True\n"
-        "cache = BlockStore(sys.argv[1], explicit=True)\n"
-        "lease = cache.lease(5000, AMPLE)\nprint(lease.path, flush=True)\nsys.stdin.read()",
-        tmp_path,
-    )
-    path = process.stdout.readline().strip()
+    on_network = "from cachedfs.cache import disk\ndisk.is_network = lambda path: True\n"
+    process, path = leasing(tmp_path, on_network)
     with cache.lease(100, AMPLE) as ours:
         process.kill()
         process.communicate()
@@ -536,18 +522,6 @@ def test_a_part_of_the_cache_that_stays_deleted_is_waited_for_once(cache, monkey
         assert not write_behind(cache, 1)
     assert pauses == [directory.QUIET_S]
     assert list(Path(cache.root).glob("tmp/*")) == []
-
-
-def test_a_directory_that_cannot_be_made_again_is_a_cache_error(cache):
-    put(cache, key_of(), 0)
-    parent = Path(cache.root).parent
-    shutil.rmtree(parent)
-    parent.write_text("in the way")
-    with pytest.raises(CacheError):
-        put(cache, key_of(), 1)
-    assert whole(cache, key_of(), 1) is None
-    assert cache.metadata.lookup("gs://test", "b/x") is None
-    assert cache.usage() == (0, 0)
 
 
 def damage_index(path):

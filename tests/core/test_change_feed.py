@@ -93,17 +93,6 @@ def test_files_that_were_never_listed_cost_one_request_from_the_third_session_on
         clock(3600)
 
 
-def test_concurrent_lookups_share_one_poll(drive, fs, clock):
-    for i in range(40):
-        drive.put(f"{i:03}.txt", b"x")
-    names = fs.find(drive.path())
-    fs.cat(names)
-    drive.asked()
-    clock(61)
-    assert len(new_session().cat(names)) == 40
-    assert drive.asked() == ["change"]
-
-
 def test_the_feed_is_polled_at_most_once_in_max_age(drive, fs, tree, clock):
     fs.find(drive.path())
     clock(61)
@@ -154,17 +143,6 @@ def test_find_lists_only_the_folders_that_changed(drive, fs, tree, clock):
     drive.asked()
     assert new_session().find(drive.path()) == sorted([*map(drive.path, tree), drive.path("b/y/new.txt")])
     assert drive.asked() == ["change", "list"]
-
-
-def test_changes_that_a_reader_does_not_see_cost_nothing(drive, fs, tree, clock):
-    """A comment or a star: the feed reports the item, but its metadata is the same."""
-    fs.find(drive.path())
-    clock(61)
-    drive.server.edit(id_of(drive, "a/x/1.txt"), description="a comment")
-    drive.server.edit(id_of(drive, "a/0.txt"), starred=True)
-    drive.asked()
-    assert len(fs.find(drive.path())) == len(tree)
-    assert drive.asked() == ["change"]
 
 
 def test_one_name_in_a_huge_folder_costs_one_request(drive, fs):

@@ -109,22 +109,6 @@ def test_a_lookup_from_before_a_write_does_not_answer_one_after_it(origin, held_
     assert fs.cat_file("b/late") == b"here"
 
 
-def test_a_shared_lookup_continues_when_one_caller_is_cancelled(origin, held_lookup):
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
-    origin.put("b/asked", b"twice")
-
-    async def ask_twice():
-        first, second = (asyncio.create_task(fs._info("b/asked")) for _ in range(2))
-        await asyncio.to_thread(until, lambda: origin.log)
-        first.cancel()
-        await asyncio.wait([first])
-        held_lookup.set()
-        return (await second)["size"], first.cancelled()
-
-    assert asyncio.run(ask_twice()) == (5, True)
-    assert len(origin.log) == 1
-
-
 @pytest.mark.parametrize("reads_first", [True, False])
 def test_a_read_and_a_lookup_of_one_object_share_a_request(origin, reads_first):
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")

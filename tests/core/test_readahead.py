@@ -78,17 +78,6 @@ def test_the_second_read_of_a_small_object_fetches_all_of_it(fs, origin, how):
     assert len(requested(origin)) == 3
 
 
-def test_reads_of_an_index_and_one_piece_fetch_all_of_a_small_object(fs, origin):
-    data = origin.put("b/k", noise(8 * BLOCK))
-    assert fs.cat_file("b/k", start=-300) == data[-300:]
-    read_block(fs, data, 3, "ranges")
-    block_received(fs)
-    assert len(requested(origin)) == 3
-    for index in range(7):
-        read_block(fs, data, index, "ranges")
-    assert len(requested(origin)) == 3
-
-
 @HOW
 def test_random_reads_of_an_object_fetch_the_rest_in_large_requests(fs, origin, how):
     data, rng = put(fs, origin, 192), random.Random(1)

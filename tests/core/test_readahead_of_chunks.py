@@ -130,23 +130,6 @@ def test_a_whole_array_costs_one_request_per_object_and_most_are_ahead(
     assert len(set(requested_ahead)) == len(requested_ahead)
 
 
-def test_only_the_part_that_is_read_of_every_step_is_requested(
-    cloud, tmp_path, requested_ahead, one_chunk_at_a_time
-):
-    values = make(cloud, tmp_path, shape=(12, 4, 5))
-    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
-    counted(cloud)
-    for t in range(12):
-        np.testing.assert_array_equal(array[t, 1:3, 2:4], values[t, 1:3, 2:4])
-    asked, _ = counted(cloud)
-    read = {cloud.path(f"a.zarr/c/{t}/{y}/{x}") for t in range(12) for y in (1, 2) for x in (2, 3)}
-    unread = {key for key in asked if f"{cloud.bucket}/{key}" not in read}
-    assert set(asked.values()) == {1}
-    # One more position of the first part is requested; where the second part begins cannot be predicted.
-    assert len(unread) <= 1
-    assert len(requested_ahead) - len(unread) == len(read) - 4 - 1
-
-
 def test_at_most_one_window_is_requested_and_never_read(cloud, tmp_path, fs):
     make(cloud, tmp_path, shape=(80,))
     options = {"cachedfs": {"read_ahead": 16 * CHUNK_BYTES}}

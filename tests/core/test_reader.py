@@ -323,14 +323,6 @@ async def test_a_reader_that_waits_gets_bytes_that_are_stored_before_it_goes_on(
         await download.read(2, 9)
 
 
-async def test_bytes_that_came_in_one_piece_are_not_copied():
-    download, data = Download(demand=10), b"0123456789"
-    download.begin(ObjectInfo("b/k", size=10), None, Range(0, 10))
-    download.feed(data)
-    assert await download.read(0, 10) is data
-    assert await download.read(0, 9) == data[:9]
-
-
 @pytest.mark.parametrize("is_opened", [False, True])
 def test_bytes_that_came_with_a_lookup_stay_for_its_readers_but_not_for_an_open_file(fs, origin, is_opened):
     origin.put("b/k", noise(MiB))

@@ -223,9 +223,10 @@ async def test_more_large_bodies_are_sent_where_the_link_has_room(queue):
 
 
 @pytest.mark.parametrize("is_later", [False, True])
-async def test_a_failing_request_is_no_error_and_frees_its_slot(queue, is_later):
+@pytest.mark.parametrize("error", [OriginUnavailable("no"), RuntimeError("a mistake of ours")])
+async def test_a_failing_request_is_no_error_and_frees_its_slot(queue, is_later, error):
     def fail():
-        raise OriginUnavailable("no")
+        raise error
 
     async def fail_later():
         return fail()
@@ -260,12 +261,3 @@ async def test_link_stats_contain_only_measured_values(queue):
     # Shared with two that wait half of their time.
     queue.ahead.record_timing(queue.origin, wait_s=1.0, size=20 * MiB, took_s=1.0)
     assert queue.ahead.link_stats(queue.origin) == LinkStats(4, 2.0, 20 * MiB, 4)
-
-
-async def test_an_unexpected_error_in_one_request_does_not_stop_the_others(queue):
-    def broken():
-        raise RuntimeError("a mistake of ours")
-
-    queue.ahead.submit(SpeculativeRequest("other", MiB, broken, lambda: queue.origin))
-    queue.candidate("a")
-    assert queue.sent == ["a"]

@@ -70,12 +70,6 @@ def fetch(fs, path):
 
 
 # Fork.
-def test_a_filesystem_used_before_a_fork_works_in_children(cloud, fs, forking):
-    for i, name in enumerate("ab"):
-        cloud.put(f"d/{name}", noise(SIZE, i))
-    assert fs.cat_file(cloud.path("d/a")) == noise(SIZE)
-    run(forking, check_everything, fs, cloud.path("d/a"), cloud.path("d/b"), n=2)
-    assert fs.cat_file(cloud.path("d/b")) == noise(SIZE, 1)
 
 
 @pytest.mark.usefixtures("default_patience")

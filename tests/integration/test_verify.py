@@ -175,13 +175,6 @@ def test_drive_objects_are_compared_by_md5(drive):
     assert fs.cat_file(path) == data
 
 
-async def test_verify_can_be_awaited(cloud):
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs", asynchronous=True, skip_instance_cache=True)
-    cloud.put("x", noise(100))
-    await fs._cat_file(cloud.path("x"))
-    assert (await fs._verify(cloud.path("x")))[0].whole is True
-
-
 # Checks while receiving
 def test_wrong_bytes_of_a_small_object_are_never_returned_or_stored(cloud, fs, monkeypatch):
     monkeypatch.setattr(retry, "delay", lambda *args, **options: 0.0)

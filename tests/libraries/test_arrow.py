@@ -44,16 +44,11 @@ def test_an_arrow_filesystem(place):
             assert pa.ipc.open_file(source).read_all()["n"].to_pylist() == list(range(1000))
 
 
-def test_a_table_by_url(place):
+def test_a_table_by_url_needs_a_prefix(place):
     url = place.url("a.parquet")
     ROWS.to_parquet(url)
     for _ in place.twice(fetches=1):
         assert pq.read_table(f"fsspec+{url}").num_rows == len(ROWS)
         assert ds.dataset(f"fsspec+{url}").count_rows() == len(ROWS)
-
-
-def test_a_chained_url_is_not_accepted(place):
-    url = place.url("a.parquet")
-    ROWS.to_parquet(url)
     with pytest.raises(pa.ArrowInvalid):
         pq.read_table(url)

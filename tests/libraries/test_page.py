@@ -3,12 +3,8 @@
 import ast
 import pathlib
 import re
-import tomllib
-from itertools import chain
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.version import Version
 
 from tests.support import ROOT
 
@@ -80,34 +76,6 @@ def test_each_test_is_in_a_row():
     works, refused = ({code for row in table for code in code_of(row)} for table in (WORKS, REFUSED))
     for name, (through, raising) in LINES.items():
         assert through & works or raising & refused, f"{name} proves no row"
-
-
-def test_each_test_runs_with_every_protocol():
-    for name, test in TESTS.items():
-        assert {each.arg for each in test.args.args} & {"place", "base"}, name
-
-
-def test_each_library_is_installed_for_these_tests():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    required = [
-        *chain(*project["project"]["optional-dependencies"].values()),
-        *(each for group in project["dependency-groups"].values() for each in group if isinstance(each, str)),
-    ]
-    names = {Requirement(each).name for each in required}
-    # By the Makefile, by distributed.
-    assert {row[0] for row in [*WORKS, *REFUSED]} <= names | {
-        "torch",
-        "anndata",
-        "daft",
-        "ultralytics",
-        "dask",
-    }
-
-
-def test_each_library_was_tried_in_one_version():
-    tried = {}
-    for name, version, *_ in [*WORKS, *REFUSED]:
-        assert str(Version(version)) == tried.setdefault(name, version)
 
 
 def test_the_image_folder_on_the_page_is_the_one_tested():

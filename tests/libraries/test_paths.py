@@ -7,13 +7,18 @@ import numpy as np
 import pytest
 
 
-def test_numpy_writes_and_reads_a_file(place):
+def test_numpy_writes_reads_and_maps_a_file(place):
     url, array = place.url("a.npy"), np.arange(1000)
     with fsspec.open(url, "wb") as file:
         np.save(file, array)
     for _ in place.twice(fetches=1):
         with fsspec.open(url) as file:
             assert np.load(file).tolist() == list(range(1000))
+        fs = place.fs
+        with fs.local_path(url) as path:
+            array = np.load(path, mmap_mode="r")
+            assert isinstance(array, np.memmap)
+            assert array[10:20].tolist() == list(range(10, 20))
 
 
 def test_numpy_reads_one_of_several_arrays(place):
@@ -23,18 +28,6 @@ def test_numpy_reads_one_of_several_arrays(place):
     for _ in place.twice(fetches=1):
         with fsspec.open(url) as file, np.load(file) as arrays:
             assert arrays["a"].sum() == 499500
-
-
-def test_numpy_maps_a_local_path(place):
-    url, array = place.url("a.npy"), np.arange(1000)
-    with fsspec.open(url, "wb") as file:
-        np.save(file, array)
-    for _ in place.twice(fetches=1):
-        fs = place.fs
-        with fs.local_path(url) as path:
-            array = np.load(path, mmap_mode="r")
-            assert isinstance(array, np.memmap)
-            assert array[10:20].tolist() == list(range(10, 20))
 
 
 def test_numpy_cannot_read_raw_numbers_from_a_file(place):

@@ -13,7 +13,7 @@ import pytest
 from tests.libraries.data import ROWS
 
 
-def test_polars_accepts_open_files(place):
+def test_polars_accepts_open_files_and_not_our_urls(place):
     pl = pytest.importorskip("polars")
     url, frame = place.url("a.parquet"), pl.from_pandas(ROWS)
     with fsspec.open(url, "wb") as file:
@@ -26,6 +26,8 @@ def test_polars_accepts_open_files(place):
             assert pl.scan_parquet(file).filter(pl.col("n") >= 990).collect()["n"].sum() == sum(
                 range(990, 1000)
             )
+    with pytest.raises(FileNotFoundError):
+        pl.read_parquet(url)
 
 
 def test_polars_scans_a_dataset_of_arrow(place):
@@ -36,14 +38,6 @@ def test_polars_scans_a_dataset_of_arrow(place):
         path, fs = place.path("set"), place.fs
         rows = pl.scan_pyarrow_dataset(ds.dataset(path, filesystem=fs))
         assert rows.filter(pl.col("n") >= 990).collect().height == 20
-
-
-def test_polars_does_not_accept_our_urls(place):
-    pl = pytest.importorskip("polars")
-    url = place.url("a.parquet")
-    ROWS.to_parquet(url)
-    with pytest.raises(FileNotFoundError):
-        pl.read_parquet(url)
 
 
 @pytest.mark.parametrize("place", ["cgs://", "cdrive://"], indirect=True)

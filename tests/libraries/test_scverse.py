@@ -25,20 +25,13 @@ def cells():
     return anndata.AnnData(np.arange(100 * 20, dtype="f4").reshape(100, 20), obs=obs)
 
 
-def test_anndata_is_read_from_an_open_file(place, tmp_path):
+def test_anndata_is_read_from_an_open_file_or_backed_by_a_local_path(place, tmp_path):
     url = place.url("cells.h5ad")
     cells().write_h5ad(tmp_path / "cells.h5ad")
     place.put("cells.h5ad", (tmp_path / "cells.h5ad").read_bytes())
     for _ in place.twice(fetches=1):
         with fsspec.open(url) as file, h5py.File(file) as opened:
             assert anndata.io.read_elem(opened).X.tolist() == cells().X.tolist()
-
-
-def test_anndata_is_backed_by_a_local_path(place, tmp_path):
-    url = place.url("cells.h5ad")
-    cells().write_h5ad(tmp_path / "cells.h5ad")
-    place.put("cells.h5ad", (tmp_path / "cells.h5ad").read_bytes())
-    for _ in place.twice(fetches=1):
         fs = place.fs
         with fs.local_path(url) as path:
             backed = anndata.read_h5ad(path, backed="r")

@@ -23,20 +23,13 @@ def same(weights):
     )
 
 
-def test_save_and_load(place):
+def test_tensors_are_saved_loaded_and_mapped(place):
     url = place.url("a.pt")
     with fsspec.open(url, "wb") as file:
         torch.save(WEIGHTS, file)
     for _ in place.twice(fetches=1):
         with fsspec.open(url) as file:
             assert same(torch.load(file))
-
-
-def test_load_mapped(place):
-    url = place.url("a.pt")
-    with fsspec.open(url, "wb") as file:
-        torch.save(WEIGHTS, file)
-    for _ in place.twice(fetches=1):
         fs = place.fs
         with fs.local_path(url) as path:
             assert same(torch.load(path, mmap=True))
@@ -64,7 +57,7 @@ def test_workers_of_a_data_loader(place, method):
         assert torch.cat(list(batches)).tolist() == list(range(12))
 
 
-def test_safetensors(place):
+def test_safetensors_are_read_whole_and_by_slices(place):
     safetensors = pytest.importorskip("safetensors.torch")
     url = place.url("a.safetensors")
     with fsspec.open(url, "wb") as file:
@@ -72,14 +65,6 @@ def test_safetensors(place):
     for _ in place.twice(fetches=1):
         with fsspec.open(url) as file:
             assert same(safetensors.load(file.read()))
-
-
-def test_slices_of_safetensors(place):
-    safetensors = pytest.importorskip("safetensors.torch")
-    url = place.url("a.safetensors")
-    with fsspec.open(url, "wb") as file:
-        file.write(safetensors.save(WEIGHTS))
-    for _ in place.twice(fetches=1):
         fs = place.fs
         with fs.local_path(url) as path, safetensors.safe_open(path, "pt") as tensors:
             assert tensors.get_slice("w")[10:20].tolist() == list(range(10, 20))

@@ -82,20 +82,13 @@ def test_chunks_are_read_lazily(place):
             assert float(lazy.t.mean().compute(scheduler="threads")) == float(cube().t.mean())
 
 
-def test_netcdf_through_h5netcdf(place, tmp_path):
+def test_netcdf_through_h5netcdf_by_a_file_and_by_its_url(place, tmp_path):
     cube().to_netcdf(tmp_path / "c.nc", engine="h5netcdf")
     url = place.url("c.nc")
     place.put("c.nc", (tmp_path / "c.nc").read_bytes())
     for _ in place.twice(fetches=1):
         with fsspec.open(url) as file, xr.open_dataset(file, engine="h5netcdf") as back:
             xr.testing.assert_identical(back.load(), cube())
-
-
-def test_netcdf_by_its_url(place, tmp_path):
-    cube().to_netcdf(tmp_path / "c.nc", engine="h5netcdf")
-    url = place.url("c.nc")
-    place.put("c.nc", (tmp_path / "c.nc").read_bytes())
-    for _ in place.twice(fetches=1):
         with xr.open_dataset(url, engine="h5netcdf") as back:
             xr.testing.assert_identical(back.load(), cube())
 

@@ -1,7 +1,6 @@
 """Examples: each runs on its own simulated cloud or on a URL, and its second pass sends no request."""
 
 import collections
-import doctest
 import importlib
 import importlib.util
 import json
@@ -23,7 +22,6 @@ pytestmark = pytest.mark.usefixtures("default_patience")  # examples run with th
 
 FOLDER = ROOT / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py") if path.name != "simulated.py")
-OUTPUT = doctest.OutputChecker()
 SPAWNING = {"dask_nodes.py", "ray_data.py"}  # their processes import the script again
 # Dask warns about its workers on a busy machine, and Ray logs what it runs.
 LOGGED = re.compile(
@@ -49,70 +47,25 @@ READS = {  # the content of the bucket or folder, and the arguments
     "summarise_files.py": ("articles", "drive://My Drive/{}/pubmed"),
     "summarise_lines.py": ("article_lines", "drive://My Drive/{}/*.jsonl"),
 }
-PRINTS = {  # "..." is a time, or depends on the speed of the machine
-    "climatology.py": """\
-look 0: {'month': 12, 'lat': 36, 'lon': 72} of t2m in ... s, 18 requests
-look 1: {'month': 12, 'lat': 36, 'lon': 72} of t2m in ... s, 0 requests
-"""
-    + "".join(f"month {month:2}: {month}.00 on average\n" for month in range(1, 13)),
-    "dali_images.py": """\
-epoch 0: 48 different images in ... s, 48 requests
-epoch 1: 48 different images in ... s, 0 requests
-an image of the last batch: (3, 128, 416), decoded on the CPU
-""",
-    "dask_nodes.py": """\
-epoch 0: 20,000 lines of 200 files in ... s, 200 requests
-epoch 1: 20,000 lines of 200 files in ... s, 0 requests
-""",
-    "ddp.py": """\
-epoch 0: (files, requests) of each rank [(200, 200), (200, 200)]
-epoch 1: (files, requests) of each rank [(200, 0), (200, 0)]
-""",
-    "hdf5_rows.py": """\
-2,000 samples, (28, 28) of uint8; 100 a chunk
-epoch 0: 2,000 samples in ... s, 1 requests, ...% right
-epoch 1: 2,000 samples in ... s, 0 requests, 100% right
-epoch 2: 2,000 samples in ... s, 0 requests, 100% right
-Epoch 2: 40 batches, 2,000 samples in ...
-...
-  hit ratio  1.00 of at most 1.00 after the first epoch
-  a sample   0 requests, 0 B fetched, ... read
-""",
-    "kitti_to_zarr.py": """\
-48 samples, ... MB of files, in 5 objects of ... MB; ... verified: 5 objects by the origin's checksum, 0 read back
-epoch 0: 48 different images in ... s, ... requests
-epoch 1: 48 different images in ... s, 0 requests
-the last batch: (16, 3, 123, 408); the mean colour: 12... 12... 12...
-""",
-    "lmdb_file.py": """\
-session 0: 2,000 records, 1,570,000 bytes in ... s, ... requests
-  ... s of it until there was a path
-session 1: 2,000 records, 1,570,000 bytes in ... s, 0 requests
-  ... s of it until there was a path
-""",
-    "ray_data.py": """\
-session 0, node 0: 6 files, 8 requests
-session 0: 6,000 rows in ... s
-session 1, node 0: 6 files, 0 requests
-session 1: 6,000 rows in ... s
-""",
-    "small_files.py": """\
-200 files listed in ... s
-epoch 0: 2,000,000 bytes in ... s, 200 requests
-epoch 1: 2,000,000 bytes in ... s, 0 requests
-""",
-    "summarise_files.py": """\
-200 articles, listed by 2 requests
-epoch 0: 200 different articles in ... s, 200 requests
-epoch 1: 200 different articles in ... s, 0 requests
-the first three sentences as a summary: ROUGE-1 recall 0.699
-""",
-    "summarise_lines.py": """\
-LineDataset('cachedfs::drive://My Drive/demo/pubmed.jsonl', 1 files, ... bytes)
-epoch 0: 500 and 500 articles by 2 workers, 1,000 different, in ... s
-epoch 1: 500 and 500 articles by 2 workers, 1,000 different, in ... s
-""",
-}
+PROOFS = {  # lines that an example prints: its second pass sends nothing, and what it read is right
+    "climatology.py": [r"look 1: .* s, 0 requests", *(rf"month {n:2}: {n}\.00 on average" for n in range(1, 13))],
+    "dali_images.py": [r"epoch 1: 48 different images in .* s, 0 requests", r".* \(3, 128, 416\), decoded on the CPU"],
+    "dask_nodes.py": [r"epoch 1: 20,000 lines of 200 files in .* s, 0 requests"],
+    "ddp.py": [r"epoch 1: .* of each rank \[\(200, 0\), \(200, 0\)\]"],
+    "hdf5_rows.py": [r"epoch 2: 2,000 samples in .* s, 0 requests, 100% right", r"  hit ratio  1\.00 of at most 1\.00 .*"],
+    "kitti_to_zarr.py": [r"epoch 1: 48 different images in .* s, 0 requests", r"the last batch: \(16, 3, 123, 408\); .*: 12.* 12.* 12.*"],
+    "lmdb_file.py": [r"session 1: 2,000 records, 1,570,000 bytes in .* s, 0 requests"],
+    "ray_data.py": [r"session 1, node 0: 6 files, 0 requests", r"session 1: 6,000 rows in .* s"],
+    "small_files.py": [r"epoch 1: 2,000,000 bytes in .* s, 0 requests"],
+    "summarise_files.py": [r"epoch 1: 200 different articles in .* s, 0 requests", r".* as a summary: ROUGE-1 recall 0\.699"],
+    "summarise_lines.py": [r"epoch 1: 500 and 500 articles by 2 workers, 1,000 different, in .* s"],
+}  # fmt: skip
+
+
+def is_proven(name, printed):
+    """Return whether an example prints all lines that prove it."""
+    lines = printed.splitlines()
+    return all(any(re.fullmatch(proof, line) for line in lines) for proof in PROOFS[name])
 
 
 @pytest.fixture(autouse=True)
@@ -154,8 +107,8 @@ def run(monkeypatch, capfd):
     return run
 
 
-def test_every_example_is_listed_with_its_output():
-    assert sorted(PRINTS) == EXAMPLES
+def test_every_example_is_listed_and_short():
+    assert sorted(PROOFS) == EXAMPLES
     assert all(len((FOLDER / name).read_text().splitlines()) < 80 for name in EXAMPLES)
 
 
@@ -167,7 +120,7 @@ def marked(name):
 @pytest.mark.parametrize("name", [marked(name) for name in EXAMPLES if name not in READS])
 def test_an_example_runs_on_its_own_cloud_and_its_second_pass_sends_nothing(name, run):
     printed = run(name)
-    assert OUTPUT.check_output(PRINTS[name], printed, doctest.ELLIPSIS), printed
+    assert is_proven(name, printed), printed
 
 
 @pytest.mark.parametrize("name", sorted(READS))
@@ -177,8 +130,7 @@ def test_an_example_accepts_a_url_and_fetches_each_byte_once(name, run, cloud, d
     sizes = collections.Counter(put(machine, make, tmp_path))
     arguments = [argument.format(machine.name) for argument in arguments]
     printed = run(name, *arguments)
-    shown = PRINTS[name].replace("drive://My Drive/demo/pubmed.jsonl", arguments[0])
-    assert OUTPUT.check_output(shown, printed, doctest.ELLIPSIS), printed
+    assert is_proven(name, printed), printed
     fetched = collections.Counter()
     for request in machine.server.requests:
         if request.kind == "media":
@@ -267,14 +219,3 @@ def test_the_notebook_of_a_mount_trains_from_paths_and_asks_once_for_each_image(
     assert re.fullmatch(r"200 images of \['blue', 'green', 'red'\]\n.* s, \d+% right\n", first)
     assert re.fullmatch(r".* s, (9\d|100)% right\n", second)
     assert (n_images, asked_by_then, end) == (200, asked, "unmounted mounted\n")
-
-
-@pytest.mark.works  # the suite runs their cells without a kernel
-@pytest.mark.parametrize("notebook", [NOTEBOOK, pytest.param(MOUNT, marks=needs_fuse)])
-def test_a_notebook_runs_in_a_kernel(notebook, tmp_path):
-    for needed in ("torch", "matplotlib", "nbconvert", "ipykernel"):
-        pytest.importorskip(needed, reason=f"{needed} is not installed")
-    (tmp_path / "copy.ipynb").write_text(notebook.read_text().replace("drive-typical", "off"))
-    own = {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "FSSPEC_CACHEDFS_KEEP_FREE": "0"}
-    command = [sys.executable, "-m", "nbconvert", "--execute", "--to", "notebook", "--inplace", "copy.ipynb"]
-    subprocess.run(command, env=os.environ | own, cwd=tmp_path, check=True, timeout=600)

@@ -7,17 +7,7 @@ import os
 import subprocess
 import sys
 
-IMPORTED = {"", ".common", ".common.event_log", ".common.logging", ".errors"}
-CREATED = IMPORTED | {
-    ".cache", ".cache.index", ".cache.index.metadata_records",
-    ".common.atomic_files", ".common.blocks", ".common.checksums", ".common.clock", ".common.drive_links", ".common.optional_imports",
-    ".common.text", ".common.types", ".common.urls",
-    ".config",
-    ".core", ".core.objects", ".core.version", ".core.write_through",
-    ".filesystem", ".filesystem.cache_api", ".filesystem.filesystem", ".filesystem.move", ".filesystem.move_methods",
-    ".filesystem.read_methods", ".filesystem.write",
-    ".origins", ".origins.base", ".origins.base_filesystem", ".origins.registry",
-}  # fmt: skip
+MOST_IMPORTED, MOST_CREATED = 5, 33  # modules of cachedfs
 SLOW = {"aiohttp", "google", "gcsfs", "platformdirs", "secrets", "sqlite3", "zlib_ng"}
 
 
@@ -36,12 +26,12 @@ def ours(modules):
 
 
 def test_what_an_import_loads(tmp_path):
-    assert ours(loaded("import cachedfs", tmp_path)) == IMPORTED
+    assert len(ours(loaded("import cachedfs", tmp_path))) <= MOST_IMPORTED
 
 
 def test_what_the_first_filesystem_loads(tmp_path):
     before = loaded("import fsspec", tmp_path)
     after = loaded("import fsspec; fsspec.filesystem('cachedfs', target_protocol='gs')", tmp_path)
-    assert ours(after) == CREATED
+    assert len(ours(after)) <= MOST_CREATED, sorted(ours(after))
     assert not (after - before) & SLOW
     assert list(tmp_path.iterdir()) == []

@@ -74,13 +74,6 @@ def test_the_readme_lists_every_extra_of_a_user():
     assert sorted(listed) == sorted(ABOUT["optional-dependencies"])
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "README.md"])
-def test_make_targets_named_in_pages_exist(page):
-    named = set(re.findall(r"(?:^|`)make ([a-z]+)", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE))
-    assert named
-    assert named <= set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
-
-
 def test_ci_builds_the_release_and_its_files_exist():
     assert re.search(r"^make dist$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
     included = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]

@@ -6,13 +6,14 @@ part, is seen. Two rules are checked:
 - A read that succeeds gives a whole version that its writer began to write.
 - Once a write has succeeded, the object is that version or a later one.
 
-`tests/mount/test_kills.py` runs it. Linux only, with FUSE.
+`test_kills.py` runs it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import multiprocessing
 import os
 import random
@@ -25,8 +26,7 @@ import urllib.parse
 import urllib.request
 import zlib
 from collections import Counter
-from collections.abc import Callable
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,23 +84,21 @@ def is_log(name: str) -> bool:
 
 
 class Worker:
-    """A writer or a reader: one process. `mount` is the number of its mount."""
+    """A writer or a reader: one process. `mount` is the number of its mount, `folder` where it works there."""
 
-    def __init__(self, number: int, mount: int, folders: list[Path], endpoint: str, seed: int) -> None:
-        self.number, self.mount, self.folders, self.endpoint = number, mount, folders, endpoint
+    def __init__(self, number: int, mount: int, folder: Path, endpoint: str, seed: int) -> None:
+        self.number, self.mount, self.folder, self.endpoint = number, mount, folder, endpoint
         self.random = random.Random(f"{seed} {type(self).__name__} {number}")
         self.counts: Counter[str] = Counter()
+        self.wrong: list[str] = []  # what breaks one of the two rules
 
-    def work(self, until: float, results: Connection) -> None:
-        """Work until that time, and then send the counts and the versions."""
+    def work(self, until: float) -> Worker:
+        """Work until that time; return this worker, as it is then."""
         while time.time() < until:
             self.step()
-        results.send((dict(self.counts), self.versions()))
+        return self
 
     def step(self) -> None:
-        raise NotImplementedError
-
-    def versions(self) -> dict[str, Any]:
         raise NotImplementedError
 
     def tried(self, what: str, do: Callable[[], object]) -> bool:
@@ -130,7 +128,7 @@ class Writer(Worker):
         number = self.begun[name] = self.begun.get(name, 0) + 1
         most = 2000 if kind == "log" else self.random.choice([2000, 200_000, 2_000_000])
         data = encoded(Version(name, number), "x" * self.random.randrange(most))
-        path = self.folders[self.mount] / FOLDER / name
+        path = self.folder / name
 
         def write() -> None:
             target = path.with_name(f".{name}") if kind == "replace" else path
@@ -144,13 +142,9 @@ class Writer(Worker):
         self.counts["writes accepted"] += 1
         self.accepted.setdefault(name, []).append(number)
         if not is_there(self.endpoint, name, number):
-            self.counts["lost"] += 1
-            print(f"lost: version {number} of {name}", flush=True)
+            self.wrong.append(f"lost: version {number} of {name}")
         if kind == "log" and number % LINES == 0:
             self.n_logs += 1
-
-    def versions(self) -> dict[str, Any]:
-        return {"begun": self.begun, "accepted": self.accepted}
 
 
 class Reader(Worker):
@@ -165,27 +159,22 @@ class Reader(Worker):
         self.last: dict[str, int] = {}
 
     def step(self) -> None:
-        folder, names = self.folders[self.mount] / FOLDER, []
-        if not self.tried("list", lambda: names.extend(os.listdir(folder))):
+        names: list[str] = []
+        if not self.tried("list", lambda: names.extend(os.listdir(self.folder))):
             return
         safe = [name for name in names if name.startswith("replace") or f"-m{self.mount}-" not in name]
-        for name in self.random.choices(
-            [each for each in safe if "-w" in each and each[0] != "."] or [""], k=5
-        ):
-            if name:
-                self.tried("read", lambda name=name: self.check(name, (folder / name).read_bytes()))
+        if written := [name for name in safe if "-w" in name and name[0] != "."]:
+            for name in self.random.choices(written, k=5):
+                self.tried("read", functools.partial(self.check, self.folder / name))
 
-    def check(self, name: str, data: bytes) -> None:
+    def check(self, path: Path) -> None:
+        name, data = path.name, path.read_bytes()
         numbers = versions_in(name, data)
         if numbers is None:
-            self.counts["torn"] += 1
-            print(f"torn: {name} has {len(data):,} bytes: {data[:30]!r}...{data[-30:]!r}", flush=True)
+            self.wrong.append(f"torn: {name} has {len(data):,} bytes: {data[:30]!r}...{data[-30:]!r}")
             return
         self.counts["reads whole"] += 1
         self.last[name] = max(self.last.get(name, 0), numbers[-1])
-
-    def versions(self) -> dict[str, Any]:
-        return {"last": self.last}
 
 
 def is_there(endpoint: str, name: str, number: int) -> bool:
@@ -269,12 +258,11 @@ class Mount:
 # The run.
 
 
-def run(seconds: float, seed: int) -> dict[str, int]:
-    """Run for so many seconds, and return what was counted."""
+def run(seconds: float, seed: int) -> tuple[Counter[str], list[str]]:
+    """Run for so many seconds; return what was counted, and what is wrong."""
     rng, context = random.Random(f"{seed} kills"), multiprocessing.get_context("spawn")
-    counts: Counter[str] = Counter(
-        dict.fromkeys(("reads whole", "torn", "writes accepted", "lost", "stuck"), 0)
-    )
+    counts: Counter[str] = Counter()
+    wrong: list[str] = []
     with contextlib.ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cachedfs-kills-")))
         server = stack.enter_context(GCSServer(process=True))
@@ -285,52 +273,44 @@ def run(seconds: float, seed: int) -> dict[str, int]:
             stack.callback(mount.end)
             mount.start()
         until = time.time() + seconds
-        workers = []
-        for kind, n in ((Writer, N_WRITERS), (Reader, N_READERS)):
-            for number in range(n * N_MOUNTS):
-                folders = [mount.folder for mount in mounts]
-                worker = kind(number, number % N_MOUNTS, folders, endpoint, seed)
-                results, sent = context.Pipe(duplex=False)
-                process = context.Process(target=worker.work, args=(until, sent))
-                process.start()
-                sent.close()
-                workers.append((process, results))
+        workers = [
+            kind(number, number % N_MOUNTS, mounts[number % N_MOUNTS].folder / FOLDER, endpoint, seed)
+            for kind, n in ((Writer, N_WRITERS), (Reader, N_READERS))
+            for number in range(n * N_MOUNTS)
+        ]
+        pool = stack.enter_context(context.Pool(len(workers)))
+        working = [pool.apply_async(worker.work, (until,)) for worker in workers]
         while time.time() < until:
             time.sleep(min(rng.uniform(0.2, 3.0), max(0.0, until - time.time())))
             mount = rng.choice(mounts)
             mount.kill()
             counts["kills"] += 1
             mount.start()
-        versions = []
-        for process, results in workers:
-            if results.poll(JOINED_S):
-                found, their = results.recv()
-                counts.update(found)
-                versions.append(their)
-                process.join()
-            else:
-                counts["stuck"] += 1
-                process.kill()
+        writers, readers = [], []
+        for each in working:
+            try:
+                worker = each.get(JOINED_S)
+            except multiprocessing.TimeoutError:
+                wrong.append("stuck: a worker")
+                continue
+            (writers if isinstance(worker, Writer) else readers).append(worker)
+            counts.update(worker.counts)
+            wrong += worker.wrong
         for mount in mounts:
             mount.end()
-        check(versions, endpoint, counts)
-    return dict(counts)
+        wrong += wrong_at_end(writers, readers, endpoint)
+    return counts, wrong
 
 
-def check(versions: list[dict[str, Any]], endpoint: str, counts: Counter[str]) -> None:
-    """Count the versions that are lost at the end, and those that were read and never written."""
-    begun = {name: number for each in versions for name, number in each.get("begun", {}).items()}
-    for each in versions:
-        for name, accepted in each.get("accepted", {}).items():
+def wrong_at_end(writers: list[Writer], readers: list[Reader], endpoint: str) -> Iterator[str]:
+    """Yield the versions that are lost at the end, and those that were read and never written."""
+    begun = {name: number for writer in writers for name, number in writer.begun.items()}
+    for writer in writers:
+        for name, accepted in writer.accepted.items():
             for number in accepted if is_log(name) else accepted[-1:]:
                 if not is_there(endpoint, name, number):
-                    counts["lost"] += 1
-                    print(f"lost at the end: version {number} of {name}", flush=True)
-        for name, number in each.get("last", {}).items():
+                    yield f"lost at the end: version {number} of {name}"
+    for reader in readers:
+        for name, number in reader.last.items():
             if number > begun.get(name, 0):
-                counts["torn"] += 1
-                print(f"never written: version {number} of {name}", flush=True)
-
-
-def is_good(counts: dict[str, int]) -> bool:
-    return not (counts["torn"] or counts["lost"] or counts["stuck"])
+                yield f"never written: version {number} of {name}"
