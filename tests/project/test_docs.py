@@ -85,7 +85,6 @@ RUN = {  # the number of blocks that run in each page, with all packages install
     "docs/guide-zarr.md": 7,
     "docs/index.md": 1,
     "docs/start.md": 2,
-    "docs/troubleshooting.md": 1,
     "docs/works-with.md": 3,
     "docs/watching.md": 3,
 }
