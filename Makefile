@@ -48,12 +48,8 @@ $(STAMP): pyproject.toml | $(BIN)/python
 demo: $(STAMP)  ## The main job, on an embedded simulated cloud
 	$(BIN)/python -m cachedfs.demo
 
-# pytest remembers what failed (1: some tests did), and runs it once more, alone.
-PYTEST = $(BIN)/python -m pytest -p cacheprovider -o cache_dir=$(VENV)/.pytest_cache -m $(SUITE)
-AGAIN = -n 0 -rp --last-failed --last-failed-no-failures none
-test: $(STAMP)  ## All tests but the stress runs; what fails and then passes alone is flaky
-	$(PYTEST) $(TOGETHER) --durations 10 $(ARGS); code=$$?; \
-	[ $$code -ne 1 ] || { echo "FLAKY is what failed and passes now:"; $(PYTEST) $(AGAIN); code=$$?; }; exit $$code
+test: $(STAMP)  ## All tests but the stress runs
+	$(BIN)/python -m tests.rerun -m $(SUITE) $(TOGETHER) $(ARGS)
 
 NEWER_SKIPS = project demo sim
 test-newer:  ## The tests of the package on a newer Python, without torch: not those of pages, examples, demo and simulators
@@ -126,4 +122,4 @@ dist: $(STAMP)  ## Wheel and sdist in dist/, and proof that they work where noth
 	$(BIN)/python -m tests.release $(ARGS)
 
 clean:  ## Remove all that these steps made
-	rm -rf $(VENV) $(VENV)-newer $(VENV)-oldest $(VENV)-mosaic build dist site bench.json .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-newer $(VENV)-oldest $(VENV)-mosaic build dist site bench.json flaky.txt .mypy_cache .ruff_cache .hypothesis
