@@ -117,7 +117,7 @@ def read_by_zarr(images: Any, seed: int, part: int) -> list[Any]:
 
 
 class Job(NamedTuple):
-    """How a reader opens a URL, and reads 1/`part` of its items in the random order of `seed`."""
+    """What a reader does: `open` a URL, then `read` what that returned, in the order of a seed, or only 1 / part of it."""
 
     module: str  # imported before the time is taken
     open: Callable[[str], Any]

@@ -47,7 +47,7 @@ class HTTPAnswer(NamedTuple):
 
     @property
     def is_unusable_part(self) -> bool:
-        """Whether the whole object has to be requested: a part may be encoded, or of any bytes."""
+        """True for a 206 that does not say which bytes it has, or has them encoded: the whole object is to be requested."""
         return self.status == 206 and self.span is None
 
 

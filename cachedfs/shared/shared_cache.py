@@ -74,7 +74,7 @@ class SharedReply(Reply):
     """A read that begins with bytes of the shared cache, and may go on with those of the origin."""
 
 
-class _Batch(NamedTuple):
+class _LeaseBatch(NamedTuple):
     """Leases to be taken together, and those that this node has then."""
 
     names: list[str]
@@ -98,7 +98,7 @@ class SharedCache:
         self._looking: dict[str, threading.Lock] = {}
         self._looked_at: dict[str, float] = {}  # when the last look at a subfolder began
         self._progress_at = 0.0
-        self._to_take: dict[str, _Batch] = {}  # by subfolder
+        self._to_take: dict[str, _LeaseBatch] = {}  # by subfolder
         # Leases to renew, until when (monotonic); others expire, as of a read that was canceled.
         self._fetching: dict[str, float] = {}
         self._is_renewing = False
@@ -189,7 +189,7 @@ class SharedCache:
         """Take a lease, together with those that others want in this iteration of the event loop."""
         batch = self._to_take.get(subfolder)
         if batch is None:
-            batch = self._to_take[subfolder] = _Batch([], asyncio.ensure_future(self._take(subfolder)))
+            batch = self._to_take[subfolder] = _LeaseBatch([], asyncio.ensure_future(self._take(subfolder)))
         batch.names.append(name)
         return name in await asyncio.shield(batch.taken)
 

@@ -274,3 +274,18 @@ def test_reading_with_a_key_that_may_not_be_used_names_the_key(cloud, fs):
     cloud.server.fail(Fault(kind="media", status=403, body=text))
     with pytest.raises(AccessDenied, match=f"gs://{cloud.path('k')}: the key of Cloud KMS .*403: {text}"):
         fs.cat_file(cloud.path("k"))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"done": False, "totalBytesRewritten": "5", "rewriteToken": "x"},  # each time the same
+        {"done": True, "totalBytesRewritten": "1000", "resource": {**RESOURCE, "name": "b", "size": "1"}},
+    ],
+)
+def test_a_copy_that_makes_no_progress_or_lacks_bytes_is_an_error(cloud, fs, answer):
+    cloud.put("a", OLD)
+    body = json.dumps({"kind": "storage#rewriteResponse", "objectSize": "1000", **answer})
+    cloud.server.fail(Fault(kind="copy", status=200, body=body, times=None))
+    with pytest.raises(OriginUnavailable, match=r"not the service's own"):
+        fs.cp_file(cloud.path("a"), cloud.path("b"))

@@ -86,6 +86,7 @@ NAME = lease_of("0a" * 16, 5)
 def test_one_node_has_a_lease_until_it_is_released(folder):
     ours, theirs = Leases(folder), Leases(folder)
     assert ours.take([NAME])
+    assert ours.take([NAME])  # for another read of this process
     assert not theirs.take([NAME])
     theirs.release(NAME)  # not theirs
     assert not theirs.take([NAME])

@@ -15,6 +15,7 @@ from cachedfs.filesystem import CachedFileSystem
 from cachedfs.shared import shared_cache, shared_folder, shared_writer
 from cachedfs.shared.piece import GATHERED, encoded_index
 from cachedfs.shared.shared_folder import SharedFolder
+from cachedfs.shared.shared_store import BASE
 from tests.shared.conftest import leave
 from tests.support import KiB, MiB, forget, noise, until
 
@@ -60,38 +61,40 @@ def test_what_one_node_has_read_the_next_one_reads_without_a_request(origin, nod
     assert fs.stats().bytes_shared == size
 
 
-def test_small_files_cost_two_operations_to_put_there_and_none_to_read(origin, node, shared, monkeypatch):
+def test_a_small_file_costs_two_operations_to_put_there_and_none_to_read(origin, node, shared, monkeypatch):
     n, counts = 200, collections.Counter()
+    place = shared / BASE
+    (place / "leases").mkdir(parents=True)
 
     def count(name, call, path, *args, **options):
-        counts[name] += str(path).startswith(str(shared))
+        for kind in ("leases/", GATHERED) if isinstance(path, str) else ():
+            counts[kind, name] += path.startswith(f"{place}/{kind}") and not path.endswith("/waiting")
         return call(path, *args, **options)
 
     data = {f"b/d/{i:03}": origin.put(f"b/d/{i:03}", noise(5000 + i, i)) for i in range(n)}
-    for name in (
-        "open",
-        "unlink",
-        "rename",
-        "stat",
-        "lstat",
-        "mkdir",
-        "listdir",
-        "listxattr",
-        "chmod",
-        "utime",
-    ):
+    for name in ("open", "unlink", "rename", "stat", "lstat", "chmod", "utime"):
         monkeypatch.setattr(os, name, partial(count, name, getattr(os, name)))
     fs = node("a")
+    fs.find("b")  # there are leases only on what is known
     assert fs.cat(list(data)) == data
     leave()
-    n_files = len(files_in(shared)) - len(list(shared.rglob("leases/*")))
-    leases = {"open": n, "unlink": n}
-    assert counts["open"] + counts["unlink"] - 2 * n <= 4 * n_files
-    assert (counts - collections.Counter(leases)).total() <= 50  # what it looks at now and then
+    leases = {name: times for (kind, name), times in counts.items() if kind == "leases/" and times}
+    assert leases == {"open": n, "unlink": n}
     counts.clear()
     assert node("b").cat(list(data)) == data
-    assert counts["open"] == n_files + 1  # and one to ask for the time there
-    assert counts.total() <= n_files + 10
+    n_files = len(list((place / GATHERED).iterdir()))
+    assert {key: times for key, times in counts.items() if times} == {(GATHERED, "open"): n_files}
+
+
+def test_reads_of_one_process_in_the_same_part_do_not_wait_for_each_other(origin, node, monkeypatch):
+    waits, wait = [], SharedFolder.wait_for_others
+    monkeypatch.setattr(SharedFolder, "wait_for_others", lambda folder: waits.append(1) or wait(folder))
+    origin.put("b/big", BIG)
+    fs = node("a")
+    fs.find("b")
+    for at in range(8):
+        assert fs.cat_file("b/big", at * MiB, at * MiB + 9) == BIG[at * MiB : at * MiB + 9]
+    assert not waits
 
 
 def test_open_files_and_ranges_come_from_there_too(origin, node):
