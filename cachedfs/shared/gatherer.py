@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from cachedfs.common.types import ObjectInfo, ObjectKey
@@ -16,6 +16,7 @@ FILE = (
     8 << 20
 )  # bytes of a file, about: parallel file systems, buckets and Google Drive suffer from many small ones
 SETTLE_S = 2.0  # after this time without a further block, an incomplete group is written as it is
+HURRY_S = 0.2  # the same if another node waits, and no request brings more of it
 LONGEST_S = 60.0  # the longest wait for more small objects
 MOST_GROUPS = 100_000  # waiting; what comes then is not shared
 MOST_IN_FILE = 10_000  # groups of one file
@@ -36,6 +37,11 @@ class BlockGroup:
     def size(self) -> int:
         """Bytes of the blocks, all but the last of the object counted as whole ones."""
         return min(len(self.indexes) * self.version.block_size, self.info.size or 0)
+
+    @property
+    def start(self) -> int:
+        """Where the first of the blocks begins in the object."""
+        return min(self.indexes) * self.version.block_size
 
     @property
     def is_complete(self) -> bool:
@@ -86,17 +92,25 @@ class Gatherer:
         group.indexes.add(index)
         group.noted_at = now
 
-    def take(self, now: float, *, everything: bool = False, hurries: bool = False) -> list[list[BlockGroup]]:
+    def take(
+        self,
+        now: float,
+        *,
+        everything: bool = False,
+        hurries: bool = False,
+        is_coming: Callable[[BlockGroup], bool] = lambda group: False,
+    ) -> list[list[BlockGroup]]:
         """Remove and return the groups to write now, by file; each file is of one origin.
 
-        That is `everything`, or what is complete if it `hurries`, as another node waits.
+        That is `everything`, or if it `hurries`, as another node waits, all of which no more `is_coming`.
         """
         is_quiet = hurries or now - self._last_at >= min(
             max(SETTLE_S, self._last_at - self._began_at), LONGEST_S
         )
         files, small = list[list[BlockGroup]](), dict[str, list[BlockGroup]]()
         for group in self._groups.values():
-            if everything or group.is_complete or now - group.noted_at >= SETTLE_S:
+            settle_s = HURRY_S if hurries and not is_coming(group) else SETTLE_S
+            if everything or group.is_complete or now - group.noted_at >= settle_s:
                 if group.size >= LARGE:
                     files.append([group])
                 else:

@@ -7,6 +7,7 @@ when it is EXPIRES_S old by the clock of the store: its node may be gone. At wor
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from cachedfs.common.executor import each_in_threads
@@ -31,6 +32,7 @@ class Leases:
     def __init__(self, folder: SharedFolder | SharedBucket) -> None:
         self._folder = folder
         self.held: set[str] = set()
+        self.reads = Counter[str]()  # of this process that are under way, by lease
         self._waiting_at = 0.0  # what `waited_at` returned last
 
     def take(self, names: Sequence[str]) -> set[str]:

@@ -162,7 +162,7 @@ class SharedCache:
                 finally:
                     self._fetched(lease, is_complete=is_complete())
                 return
-            self._release(lease)
+            self._fetched(lease, is_complete=False)
         get_whole = partial(self._whole_files.get, version=version, bounds=bounds)
         async with contextlib.aclosing(self._body(key, info, want, ask, waits, get_whole)) as body:
             yield SharedReply(info, want.start, want.stop, body)
@@ -175,12 +175,17 @@ class SharedCache:
         name, (pause_s, longest_s) = lease_of(key, position), self._folder.pauses_s
         until = time.monotonic() + EXPIRES_S
         subfolder = folder_of_runs(key) if (info.size or 0) >= LARGE else GATHERED
+        may_be_gathered = False
         while self._folder.is_ready and self._writer.accepts(info) and time.monotonic() < until:
             is_ours = await self._taken(name, subfolder)
+            if may_be_gathered:
+                await self._in_time(partial(self._look, GATHERED))
             if is_ours:
                 self._keep_renewed(name)
             if is_ours or self._known.at(key, position) is not None:
                 return name if is_ours else None
+            # What the other node put there may be less than LARGE.
+            may_be_gathered = subfolder != GATHERED and not self._folder.lists_all
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_s)
         return None
@@ -206,6 +211,7 @@ class SharedCache:
         return taken
 
     def _keep_renewed(self, lease: str) -> None:
+        self._leases.reads[lease] += 1
         loop, self._fetching[lease] = asyncio.get_running_loop(), math.inf
         if not self._is_renewing:
             self._is_renewing = True
@@ -215,6 +221,10 @@ class SharedCache:
         """Keep a lease until what was fetched is there; release it if not all came, which is not put there."""
         if lease is None:
             return
+        self._leases.reads[lease] -= 1
+        if self._leases.reads[lease]:
+            return  # another read of this process needs it
+        del self._leases.reads[lease]
         if is_complete:
             self._fetching[lease] = time.monotonic() + WRITTEN_S
         else:

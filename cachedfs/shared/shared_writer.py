@@ -147,7 +147,9 @@ class SharedWriter:
             hurries = self._leases.is_awaited()
             with self._lock:
                 flushes, self._flushes = self._flushes, []
-                files = self._gatherer.take(time.monotonic(), everything=bool(flushes), hurries=hurries)
+                files = self._gatherer.take(
+                    time.monotonic(), everything=bool(flushes), hurries=hurries, is_coming=self._is_coming
+                )
                 if self._gatherer:
                     self._wake.set()
             for groups in files:
@@ -195,7 +197,10 @@ class SharedWriter:
         finally:
             self._n_put += 1
             for group in groups:
-                self._leases.release(lease_of(group.key, min(group.indexes) * group.version.block_size))
+                self._leases.release(lease_of(group.key, group.start))
+
+    def _is_coming(self, group: BlockGroup) -> bool:
+        return self._leases.reads[lease_of(group.key, group.start)] > 0
 
     def _has(self, group: BlockGroup) -> bool:
         return all(self._cache.has(group.version, index) for index in group.indexes)

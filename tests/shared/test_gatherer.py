@@ -39,6 +39,17 @@ def test_a_part_that_nobody_reads_on_is_written_as_it_is():
     assert taken(gatherer, 3) == [[("big", [*range(5)])]]
 
 
+def test_a_part_is_written_sooner_if_another_node_waits_and_no_request_brings_more_of_it():
+    gatherer = Gatherer()
+    noted(gatherer, "big", 20 * MiB, range(5), 1)
+    noted(gatherer, "other", 20 * MiB, range(5), 1)
+    coming = {"is_coming": lambda group: group.key == "big"}
+    assert taken(gatherer, 1.1, hurries=True, **coming) == []
+    assert taken(gatherer, 1.25, **coming) == []
+    assert taken(gatherer, 1.25, hurries=True, **coming) == [[("other", [*range(5)])]]
+    assert taken(gatherer, 1.25, hurries=True) == [[("big", [*range(5)])]]
+
+
 def test_small_objects_fill_a_file():
     gatherer = Gatherer()
     for i in range(20):

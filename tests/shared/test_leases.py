@@ -7,9 +7,13 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 
+import fsspec
 import pytest
 
+from cachedfs.common.types import CacheBounds, Range
+from cachedfs.shared import gatherer
 from cachedfs.shared.leases import Leases, lease_of
 from cachedfs.shared.shared_folder import SharedFolder
 from tests.shared.conftest import leave
@@ -157,6 +161,44 @@ def test_a_node_waits_for_the_one_that_fetches(origin, node, shared, tmp_path):
     assert got == [data]
     assert "read" not in [kind for kind, *_ in origin.log]
     other.release(lease)
+
+
+def test_a_node_that_wants_other_bytes_of_a_part_does_not_wait_until_it_settles(
+    origin, node, shared, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(gatherer, "SETTLE_S", math.inf)
+    monkeypatch.setattr(gatherer, "LONGEST_S", math.inf)
+    data = origin.put("b/big", noise(8 * MiB))
+    options = {"target_protocol": "gs", "cache_dir": str(tmp_path / "b"), "shared_cache": str(shared)}
+    both = [node("a", read_ahead=0), fsspec.filesystem("cachedfs", read_ahead=0, **options)]
+    for at, fs in enumerate(both):
+        fs.find("b")
+        assert fs.cat_file("b/big", at * MiB, (at + 1) * MiB) == data[at * MiB : (at + 1) * MiB]
+    assert both[1].cat_file("b/big", 0, 2 * MiB) == data[: 2 * MiB]
+    reads = [what for kind, _, what in origin.log if kind == "read"]
+    assert reads == [Range(0, MiB), Range(MiB, 2 * MiB)]
+
+
+def test_a_lease_is_held_until_the_last_read_of_its_part_ends(origin, node, shared):
+    origin.put("b/big", noise(8 * MiB))
+    fs = node("a")
+    fs.info("b/big")
+    version = fs._objects.version(fs._objects.known("b/big"))
+    engine = fs._objects.engine
+
+    def read(start):
+        ask = partial(origin.read, "b/big", pinned=version.info)
+        options = {"is_complete": lambda: False, "waits": False, "bounds": CacheBounds()}
+        return engine.shared.read(version, version.info, Range(start, start + MiB), ask, **options)
+
+    async def act():
+        async with read(0):
+            async with read(4 * MiB):
+                pass
+            return list(engine.shared._fetching)  # leases that are renewed
+
+    assert len(engine.run(act())) == 1
+    until(lambda: not list(shared.rglob("leases/*-*")))
 
 
 def test_a_lease_of_a_read_that_fails_is_released(origin, node, shared):
