@@ -20,7 +20,7 @@ from cachedfs.cache.index.metadata_records import AGELESS, MetadataRecord
 from cachedfs.common.clock import clock
 from cachedfs.common.executor import DaemonThreadPool, each_in_threads
 from cachedfs.common.types import CacheBounds, ObjectInfo, ObjectKey, Range
-from cachedfs.config import SharedOptions
+from cachedfs.config import MOST_AT_ONCE, SharedOptions
 from cachedfs.errors import AccessDenied, CacheError, ObjectChanged, OriginUnavailable
 from cachedfs.origins.base import Reply
 from cachedfs.shared.known_pieces import KnownPieces
@@ -50,6 +50,9 @@ RENEW_S = 5.0  # between two listings of a subfolder
 THREADS = 16
 TRIES = 3  # of one read, at files that cannot be used
 RENEW_LEASES_S = EXPIRES_S / 3
+AT_ONCE = (
+    MOST_AT_ONCE  # leases taken in one call; reads that have one, about: others wait for what is not sent yet
+)
 WRITTEN_S = 60.0  # from the end of a request until what it brought must be there
 SLACK_S = 2.0  # times of files may be rounded, and a file takes a moment to be written
 OLD_S = (
@@ -75,10 +78,10 @@ class SharedReply(Reply):
 
 
 class _LeaseBatch(NamedTuple):
-    """Leases to be taken together, and those that this node has then."""
+    """Leases to be taken together, and a future of those that this node has then."""
 
     names: list[str]
-    taken: asyncio.Task[set[str]]
+    taken: asyncio.Future[set[str]]
 
 
 class SharedCache:
@@ -99,6 +102,8 @@ class SharedCache:
         self._looked_at: dict[str, float] = {}  # when the last look at a subfolder began
         self._progress_at = 0.0
         self._to_take: dict[str, _LeaseBatch] = {}  # by subfolder
+        self._taking, self._has_room, self._n_reads = asyncio.Lock(), asyncio.Event(), 0
+        self._has_room.set()
         # Leases to renew, until when (monotonic); others expire, as of a read that was canceled.
         self._fetching: dict[str, float] = {}
         self._is_renewing = False
@@ -193,14 +198,20 @@ class SharedCache:
     async def _taken(self, name: str, subfolder: str) -> bool:
         """Take a lease, together with those that others want in this iteration of the event loop."""
         batch = self._to_take.get(subfolder)
-        if batch is None:
-            batch = self._to_take[subfolder] = _LeaseBatch([], asyncio.ensure_future(self._take(subfolder)))
+        if batch is None or len(batch.names) >= AT_ONCE:
+            names = list[str]()
+            batch = _LeaseBatch(names, asyncio.ensure_future(self._take(names, subfolder)))
+            self._to_take[subfolder] = batch
         batch.names.append(name)
         return name in await asyncio.shield(batch.taken)
 
-    async def _take(self, subfolder: str) -> set[str]:
-        names = self._to_take.pop(subfolder).names
-        return await self._in_time(partial(self._take_and_look, names, subfolder)) or set()
+    async def _take(self, names: list[str], subfolder: str) -> set[str]:
+        """Take a batch of leases, which grows until it is its turn."""
+        async with self._taking:
+            await self._has_room.wait()
+            if (batch := self._to_take.get(subfolder)) and batch.names is names:
+                del self._to_take[subfolder]
+            return await self._in_time(partial(self._take_and_look, names, subfolder)) or set()
 
     def _take_and_look(self, names: Sequence[str], subfolder: str) -> set[str]:
         """Take leases, and see what came there before they were free. In a thread."""
@@ -211,17 +222,23 @@ class SharedCache:
         return taken
 
     def _keep_renewed(self, lease: str) -> None:
-        self._leases.reads[lease] += 1
+        self._count_read(lease, 1)
         loop, self._fetching[lease] = asyncio.get_running_loop(), math.inf
         if not self._is_renewing:
             self._is_renewing = True
             loop.call_later(RENEW_LEASES_S, self._renew_leases, loop)
 
+    def _count_read(self, lease: str, n: int) -> None:
+        """Count a read that begins (1) or ends (-1) with a lease."""
+        self._leases.reads[lease] += n
+        self._n_reads += n
+        (self._has_room.set if self._n_reads < AT_ONCE else self._has_room.clear)()
+
     def _fetched(self, lease: str | None, *, is_complete: bool) -> None:
         """Keep a lease until what was fetched is there; release it if not all came, which is not put there."""
         if lease is None:
             return
-        self._leases.reads[lease] -= 1
+        self._count_read(lease, -1)
         if self._leases.reads[lease]:
             return  # another read of this process needs it
         del self._leases.reads[lease]

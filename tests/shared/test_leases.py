@@ -13,7 +13,7 @@ import fsspec
 import pytest
 
 from cachedfs.common.types import CacheBounds, Range
-from cachedfs.shared import gatherer
+from cachedfs.shared import gatherer, shared_cache
 from cachedfs.shared.leases import Leases, lease_of
 from cachedfs.shared.shared_folder import SharedFolder
 from tests.shared.conftest import leave
@@ -233,11 +233,11 @@ def test_there_is_no_lease_on_what_will_not_be_put_there(origin, node, shared, t
     node("other").find("b")
     fs = node("a", **({"shared_cache_size": "40MiB"} if why == "too large" else {}))
     fs.info("b/k")
-    shared_cache = fs._objects.engine.shared
+    cache = fs._objects.engine.shared
     if why == "full":
-        shared_cache._writer._full_until = math.inf
+        cache._writer._full_until = math.inf
     elif why == "read-only":
-        shared_cache._folder.is_read_only = True
+        cache._folder.is_read_only = True
     elif why == "nothing is stored":
         monkeypatch.setattr(fs._objects.engine.cache._own, "cannot_store", "the disk is full")
 
@@ -246,6 +246,19 @@ def test_there_is_no_lease_on_what_will_not_be_put_there(origin, node, shared, t
 
     monkeypatch.setattr(Leases, "take", never)
     assert fs.cat_file("b/k") == data
+
+
+def test_many_leases_are_taken_in_calls_that_a_slow_folder_answers_in_time(origin, node, monkeypatch):
+    """A call that takes longer than 2 s means that the folder does not answer."""
+    sizes, take = [], Leases.take
+    monkeypatch.setattr(shared_cache, "AT_ONCE", 4)
+    monkeypatch.setattr(Leases, "take", lambda self, names: sizes.append(len(names)) or take(self, names))
+    data = {f"b/{i}": origin.put(f"b/{i}", noise(5000, i)) for i in range(40)}
+    fs = node("a")
+    fs.find("b")
+    assert fs.cat(list(data)) == data
+    assert sum(sizes) == 40
+    assert max(sizes) == 4
 
 
 def test_no_lease_is_left(origin, node, shared):
