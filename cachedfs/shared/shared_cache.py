@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import math
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ from cachedfs.cache.index.metadata_records import AGELESS, MetadataRecord
 from cachedfs.common.clock import clock
 from cachedfs.common.executor import DaemonThreadPool, each_in_threads
 from cachedfs.common.types import CacheBounds, ObjectInfo, ObjectKey, Range
-from cachedfs.config import MOST_AT_ONCE, SharedOptions
+from cachedfs.config import SharedOptions
 from cachedfs.errors import AccessDenied, CacheError, ObjectChanged, OriginUnavailable
 from cachedfs.origins.base import Reply
 from cachedfs.shared.known_pieces import KnownPieces
@@ -37,6 +36,7 @@ from cachedfs.shared.piece import (
     range_in_name,
     shareable_key,
 )
+from cachedfs.shared.read_leases import ReadLeases
 from cachedfs.shared.shared_bucket import SharedBucket
 from cachedfs.shared.shared_drive import SharedDrive
 from cachedfs.shared.shared_folder import SharedFolder
@@ -49,11 +49,6 @@ logger = logging.getLogger("cachedfs.shared")
 RENEW_S = 5.0  # between two listings of a subfolder
 THREADS = 16
 TRIES = 3  # of one read, at files that cannot be used
-RENEW_LEASES_S = EXPIRES_S / 3
-AT_ONCE = (
-    MOST_AT_ONCE  # leases taken in one call; reads that have one, about: others wait for what is not sent yet
-)
-WRITTEN_S = 60.0  # from the end of a request until what it brought must be there
 SLACK_S = 2.0  # times of files may be rounded, and a file takes a moment to be written
 OLD_S = (
     6 * 86400.0
@@ -77,13 +72,6 @@ class SharedReply(Reply):
     """A read that begins with bytes of the shared cache, and may go on with those of the origin."""
 
 
-class _LeaseBatch(NamedTuple):
-    """Leases to be taken together, and a future of those that this node has then."""
-
-    names: list[str]
-    taken: asyncio.Future[set[str]]
-
-
 class SharedCache:
     """A shared cache behind the local one. The coroutines run on the engine's event loop.
 
@@ -101,14 +89,9 @@ class SharedCache:
         self._looking: dict[str, threading.Lock] = {}
         self._looked_at: dict[str, float] = {}  # when the last look at a subfolder began
         self._progress_at = 0.0
-        self._to_take: dict[str, _LeaseBatch] = {}  # by subfolder
-        self._taking, self._has_room, self._n_reads = asyncio.Lock(), asyncio.Event(), 0
-        self._has_room.set()
-        # Leases to renew, until when (monotonic); others expire, as of a read that was canceled.
-        self._fetching: dict[str, float] = {}
-        self._is_renewing = False
         self.bytes_read = 0
         self._leases = Leases(self._folder)
+        self._read_leases = ReadLeases(self._leases, self._take, self._pool)
         self._writer = SharedWriter(
             self._folder, cache, self._known, self._wrote, self._leases, most=options.size
         )
@@ -165,9 +148,11 @@ class SharedCache:
                     async with ask(want) as reply:
                         yield reply
                 finally:
-                    self._fetched(lease, is_complete=is_complete())
+                    if lease is not None:
+                        self._read_leases.end(lease, is_complete=is_complete())
                 return
-            self._fetched(lease, is_complete=False)
+            if lease is not None:
+                self._read_leases.end(lease, is_complete=False)
         get_whole = partial(self._whole_files.get, version=version, bounds=bounds)
         async with contextlib.aclosing(self._body(key, info, want, ask, waits, get_whole)) as body:
             yield SharedReply(info, want.start, want.stop, body)
@@ -182,11 +167,11 @@ class SharedCache:
         subfolder = folder_of_runs(key) if (info.size or 0) >= LARGE else GATHERED
         may_be_gathered = False
         while self._folder.is_ready and self._writer.accepts(info) and time.monotonic() < until:
-            is_ours = await self._taken(name, subfolder)
+            is_ours = await self._read_leases.take(name, subfolder)
             if may_be_gathered:
                 await self._in_time(partial(self._look, GATHERED))
             if is_ours:
-                self._keep_renewed(name)
+                self._read_leases.begin(name)
             if is_ours or self._known.at(key, position) is not None:
                 return name if is_ours else None
             # What the other node put there may be less than LARGE.
@@ -195,23 +180,8 @@ class SharedCache:
             pause_s = min(2 * pause_s, longest_s)
         return None
 
-    async def _taken(self, name: str, subfolder: str) -> bool:
-        """Take a lease, together with those that others want in this iteration of the event loop."""
-        batch = self._to_take.get(subfolder)
-        if batch is None or len(batch.names) >= AT_ONCE:
-            names = list[str]()
-            batch = _LeaseBatch(names, asyncio.ensure_future(self._take(names, subfolder)))
-            self._to_take[subfolder] = batch
-        batch.names.append(name)
-        return name in await asyncio.shield(batch.taken)
-
-    async def _take(self, names: list[str], subfolder: str) -> set[str]:
-        """Take a batch of leases, which grows until it is its turn."""
-        async with self._taking:
-            await self._has_room.wait()
-            if (batch := self._to_take.get(subfolder)) and batch.names is names:
-                del self._to_take[subfolder]
-            return await self._in_time(partial(self._take_and_look, names, subfolder)) or set()
+    async def _take(self, names: Sequence[str], subfolder: str) -> set[str]:
+        return await self._in_time(partial(self._take_and_look, names, subfolder)) or set()
 
     def _take_and_look(self, names: Sequence[str], subfolder: str) -> set[str]:
         """Take leases, and see what came there before they were free. In a thread."""
@@ -220,50 +190,6 @@ class SharedCache:
         if look is not None and (look.future.done() or self._folder.times_itself):  # else that takes long
             self._look(subfolder)
         return taken
-
-    def _keep_renewed(self, lease: str) -> None:
-        self._count_read(lease, 1)
-        loop, self._fetching[lease] = asyncio.get_running_loop(), math.inf
-        if not self._is_renewing:
-            self._is_renewing = True
-            loop.call_later(RENEW_LEASES_S, self._renew_leases, loop)
-
-    def _count_read(self, lease: str, n: int) -> None:
-        """Count a read that begins (1) or ends (-1) with a lease."""
-        self._leases.reads[lease] += n
-        self._n_reads += n
-        (self._has_room.set if self._n_reads < AT_ONCE else self._has_room.clear)()
-
-    def _fetched(self, lease: str | None, *, is_complete: bool) -> None:
-        """Keep a lease until what was fetched is there; release it if not all came, which is not put there."""
-        if lease is None:
-            return
-        self._count_read(lease, -1)
-        if self._leases.reads[lease]:
-            return  # another read of this process needs it
-        del self._leases.reads[lease]
-        if is_complete:
-            self._fetching[lease] = time.monotonic() + WRITTEN_S
-        else:
-            self._release(lease)
-
-    def _renew_leases(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Renew the leases on what is not there yet, and release those on what will not be."""
-        now, held = time.monotonic(), self._leases.held
-        for lease in [each for each, until in self._fetching.items() if until < now]:
-            self._release(lease)
-        self._fetching = {lease: until for lease, until in self._fetching.items() if lease in held}
-        self._is_renewing = bool(self._fetching)
-        if self._is_renewing:
-            with contextlib.suppress(RuntimeError):  # the pool is closed
-                self._pool.submit(self._leases.renew, list(self._fetching))
-                loop.call_later(RENEW_LEASES_S, self._renew_leases, loop)
-
-    def _release(self, lease: str | None) -> None:
-        if lease is not None and lease in self._leases.held:
-            self._fetching.pop(lease, None)
-            with contextlib.suppress(RuntimeError):  # the pool is closed
-                self._pool.submit(self._leases.release, lease)
 
     async def _body(
         self, key: str, info: ObjectInfo, want: Range, ask: Ask, waits: bool, get_whole: GetWhole

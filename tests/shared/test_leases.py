@@ -13,7 +13,7 @@ import fsspec
 import pytest
 
 from cachedfs.common.types import CacheBounds, Range
-from cachedfs.shared import gatherer, shared_cache
+from cachedfs.shared import gatherer, read_leases
 from cachedfs.shared.leases import Leases, lease_of
 from cachedfs.shared.shared_folder import SharedFolder
 from tests.shared.conftest import leave
@@ -195,7 +195,7 @@ def test_a_lease_is_held_until_the_last_read_of_its_part_ends(origin, node, shar
         async with read(0):
             async with read(4 * MiB):
                 pass
-            return list(engine.shared._fetching)  # leases that are renewed
+            return list(engine.shared._read_leases._renewed)  # leases that are renewed
 
     assert len(engine.run(act())) == 1
     until(lambda: not list(shared.rglob("leases/*-*")))
@@ -251,7 +251,7 @@ def test_there_is_no_lease_on_what_will_not_be_put_there(origin, node, shared, t
 def test_many_leases_are_taken_in_calls_that_a_slow_folder_answers_in_time(origin, node, monkeypatch):
     """A call that takes longer than 2 s means that the folder does not answer."""
     sizes, take = [], Leases.take
-    monkeypatch.setattr(shared_cache, "AT_ONCE", 4)
+    monkeypatch.setattr(read_leases, "AT_ONCE", 4)
     monkeypatch.setattr(Leases, "take", lambda self, names: sizes.append(len(names)) or take(self, names))
     data = {f"b/{i}": origin.put(f"b/{i}", noise(5000, i)) for i in range(40)}
     fs = node("a")
