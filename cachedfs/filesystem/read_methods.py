@@ -126,7 +126,7 @@ class ReadMethods(BaseFileSystem):
         """
         name: str = self._strip_object(path)
         data = self._reader.cached(name, start, end)
-        return data if data is not None else self._run(self._reader.read(name, start, end))
+        return data if data is not None else self._objects.engine.run(self._reader.read(name, start, end))
 
     async def _cat_file(
         self, path: Any, start: int | None = None, end: int | None = None, **kwargs: Any

@@ -11,10 +11,10 @@ import functools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Self, runtime_checkable
 
 from cachedfs.common.types import AnyVersion, Changes, ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectChanged
@@ -125,19 +125,28 @@ class Reply:
 
 
 @dataclasses.dataclass(eq=False)
-class Read(ABC):
-    """A read of one version, as `Reply` describes it; `Origin.read` makes and runs it."""
+class Read(Reply, ABC):
+    """A read of one version: `async with` it returns itself, as the reply, when the headers have arrived."""
+
+    info: ObjectInfo = dataclasses.field(init=False)
+    start: int = dataclasses.field(init=False, default=0)
+    stop: int = dataclasses.field(init=False, default=0)
+    body: AsyncGenerator[bytes, None] = dataclasses.field(init=False)
+    is_checked_at_end: bool = dataclasses.field(init=False, default=False)
 
     origin: Any
     path: str
     want: Range | Suffix | None  # the bytes to read; after the first answer those that are left
     pinned: ObjectInfo | None  # the version to read; after the first answer the one that it is of
+    _doing: str = dataclasses.field(init=False, default="")  # "": reading `want`
 
-    info: ObjectInfo = dataclasses.field(init=False)
-    start: int = 0
-    stop: int = 0
-    is_checked_at_end: bool = False
-    _doing: str = ""  # "": reading `want`
+    async def __aenter__(self) -> Self:
+        self.body = self.run()
+        await anext(self.body)
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.body.aclose()
 
     @abstractmethod
     def run(self) -> AsyncGenerator[bytes, None]:
@@ -205,10 +214,9 @@ class Origin(ABC):
         """
         return ()
 
-    @asynccontextmanager
-    async def read(
+    def read(
         self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
-    ) -> AsyncIterator[Reply]:
+    ) -> AbstractAsyncContextManager[Reply]:
         """Request bytes of `path`; use it as an async context manager.
 
         Entering returns when the headers arrive; leaving early stops the body. `want` None is the whole object. A range
@@ -216,10 +224,7 @@ class Origin(ABC):
         info.size`). With `pinned`, the bytes are of exactly that version, or `ObjectChanged` is raised, also when the
         object was removed. Without it, a missing object raises `ObjectNotFound`.
         """
-        read = self._reads(self, path, want, pinned)
-        async with aclosing(read.run()) as body:
-            await anext(body)
-            yield Reply(read.info, read.start, read.stop, body, read.is_checked_at_end)
+        return self._reads(self, path, want, pinned)
 
     @abstractmethod
     def list(

@@ -10,9 +10,9 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import unquote
 
 from cachedfs.common.logging import without_secrets
@@ -29,7 +29,7 @@ from cachedfs.origins.base import Reply
 from cachedfs.origins.evidence import fingerprint
 from cachedfs.origins.fsspec_origin import FsspecOrigin, jsonable
 from cachedfs.origins.http_answers import HTTPAnswer, answer_of
-from cachedfs.origins.http_origin import MOST_REDIRECTS, HTTPConnection, HTTPOrigin
+from cachedfs.origins.http_origin import MOST_REDIRECTS, HTTPConnection, HTTPOrigin, HTTPRead
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.origin_errors import ErrorRow, mapped, refusal, retryable
 from cachedfs.origins.retry import foreign
@@ -83,8 +83,24 @@ class HubPath(NamedTuple):
         return cls(path.removesuffix(f"/{name}" if name else ""), kind, found["id"], revision, name)
 
 
+class HubRead(HTTPRead):
+    """A read of one version: one request, whose headers also have version and size."""
+
+    origin: HubOrigin
+
+    async def __aenter__(self) -> Self:
+        try:
+            return await super().__aenter__()
+        except ObjectNotFound:
+            if await self.origin.is_folder(HubPath.of(self.path)):
+                raise IsAFolder(f"{self.url}: this is a folder; list it, or read a file in it") from None
+            raise
+
+
 class HubOrigin(HTTPOrigin):
     """Files in repositories of the Hub; the fingerprint is the hash of their content."""
+
+    _reads = HubRead
 
     async def _make(self) -> Any:
         return await FsspecOrigin._make(self)
@@ -142,26 +158,14 @@ class HubOrigin(HTTPOrigin):
         try:
             return await super().lookup(path)
         except ObjectNotFound:
-            if await self._is_folder(at):
+            if await self.is_folder(at):
                 return ObjectInfo(path, "directory")
             raise
 
-    @asynccontextmanager
-    async def read(
+    def read(
         self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
-    ) -> AsyncIterator[Reply]:
-        """Request bytes: one request, whose headers also have version and size."""
-        path = path.strip("/")
-        async with AsyncExitStack() as stack:
-            try:
-                reply = await stack.enter_async_context(super().read(path, want, pinned))
-            except ObjectNotFound:
-                if await self._is_folder(HubPath.of(path)):
-                    raise IsAFolder(
-                        f"{self.url(path)}: this is a folder; list it, or read a file in it"
-                    ) from None
-                raise
-            yield reply
+    ) -> AbstractAsyncContextManager[Reply]:
+        return super().read(path.strip("/"), want, pinned)
 
     def lists_all(self, folder: str) -> bool:
         """Return True: the Hub lists all files of a commit."""
@@ -193,7 +197,7 @@ class HubOrigin(HTTPOrigin):
         for each in found:
             yield _described(at, commit, each, now_s)
 
-    async def _is_folder(self, at: HubPath) -> bool:
+    async def is_folder(self, at: HubPath) -> bool:
         with suppress(ObjectNotFound), mapped(self.url(at.root), "looking it up", is_read=True):
             found = await self._ask("get_paths_info", at, [at.name], revision=at.revision)
             return any(hasattr(each, "tree_id") for each in found)
