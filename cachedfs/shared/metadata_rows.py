@@ -71,8 +71,9 @@ def rows_about(
 ) -> Iterator[list[Any]]:
     """Yield the valid metadata of objects and of the folders above them, and listings.
 
-    Of the folders above and of `roots`, the listings that are due are yielded. `hides_queries` leaves out listings with names that may be secret. `confirmed_until` returns up to
-    when a change feed has confirmed an answer about a path in a folder.
+    Of the folders above and of `roots`, the listings that are due are yielded. `hides_queries` leaves out listings with
+    names that may be secret. `confirmed_until` returns up to when a change feed has confirmed an answer about a path in a
+    folder.
     """
     paths = list(paths)
     above = dict.fromkeys(folder for path in [*roots, *paths] for folder in _folders_above(path))

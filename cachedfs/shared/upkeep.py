@@ -33,7 +33,8 @@ def make_for_group(path: str, group: str | None) -> None:
 def clean(folder: SharedFolder | SharedBucket, most: int, *, now: float) -> Cleaned:
     """Remove the files that were not used for longest, until `most` bytes are left.
 
-    Also remove temporary files and leases that are a day old. `now` is the time by the clock of the folder. Who has a file open, or is about to open it, reads on or asks the origin.
+    Also remove temporary files and leases that are a day old. `now` is the time by the clock of the folder. Who has a file
+    open, or is about to open it, reads on or asks the origin.
     """
     for file in folder.leftovers():
         if file.written_at < now - DAY_S:
