@@ -6,9 +6,8 @@ import types
 import pytest
 
 from cachedfs.common.types import Range
-from cachedfs.origins.drive import api, quota, rates
-from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter
-from cachedfs.origins.drive.rates import RateLimit, SentRequest
+from cachedfs.origins.drive import api, quota
+from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter, RateLimit, SentRequest
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
@@ -43,10 +42,10 @@ class RecordedLimits(DriveLimits):
 
     async def wait(self, request):
         self.asked.append(request.kind)
-        return (SentRequest(request.kind, 0.0),)
+        return SentRequest(request.kind, 0.0)
 
     def answered(self, sent, *, refused):
-        self.refused += [sent[0].kind] * refused
+        self.refused += [sent.kind] * refused
 
 
 async def test_every_request_takes_a_turn_and_reports_refusals(make, server, folder, root):
@@ -85,7 +84,7 @@ async def test_requests_wait_for_a_full_minute_and_callers_before_speculation(
         now += pause_s
         slept.append(pause_s)
 
-    monkeypatch.setattr(rates, "asyncio", types.SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    monkeypatch.setattr(quota, "asyncio", types.SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     origin.account.limits = DriveLimits(QuotaMeter(), clock=lambda: now)
     above = await origin.lookup(root)
     while origin.spare_s() == 0:
@@ -98,7 +97,7 @@ async def test_requests_wait_for_a_full_minute_and_callers_before_speculation(
 
 
 async def test_refusals_in_bulk_lower_the_rate(make, server, folder, root, monkeypatch, caplog):
-    monkeypatch.setattr(rates, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(quota, "_PAUSE_S", 0.0)
     caplog.set_level("INFO", "cachedfs.origins")
     origin = make()
     server.put(f"{folder}/a", b"a")
@@ -128,7 +127,7 @@ async def test_items_are_created_at_three_a_second(make, server, root, monkeypat
         nonlocal now
         now += pause_s
 
-    monkeypatch.setattr(rates, "asyncio", types.SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    monkeypatch.setattr(quota, "asyncio", types.SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     origin = make()
     origin.account.limits = DriveLimits(QuotaMeter(), clock=lambda: now)
     for i in range(4):
