@@ -71,11 +71,6 @@ class SignIn(NamedTuple):
     credentials: Any = None  # those of google-auth, which `auth.sign_in` makes; None: anonymous
     is_missing: bool = False  # no credentials were named, and none found
 
-    @property
-    def is_live(self) -> bool:
-        """True if the options have an object, whose kind only `auth.sign_in` can tell."""
-        return self.kind in ("credentials", "google_auth")
-
 
 def find(sign_in: Mapping[str, Any]) -> SignIn:
     """Return the credentials that options name, or the default ones.
