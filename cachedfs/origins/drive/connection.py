@@ -170,14 +170,9 @@ class DriveConnection:
             clients.session.detach()
 
     # Any request
-    def address(self, *parts: str | None, upload: bool = False) -> str:
-        """Return the address of a resource, such as "files", ID, "copy"; without the parts that are empty."""
-        path = "/".join(quote(part, safe="") for part in parts if part)
-        return f"{self.base}/{'upload/' if upload else ''}drive/v3/{path}"
-
     def request(
         self,
-        url: str,
+        to: str | tuple[str | None, ...],
         path: str,
         doing: str,
         *,
@@ -188,13 +183,16 @@ class DriveConnection:
     ) -> HTTPRequest:
         """Return a request about `path`, before it is sent; `body` is sent as JSON.
 
-        Drive redirects none but media: an answer from elsewhere says nothing about its items.
+        It goes `to` a URL, or a resource of the API, such as ("files", ID, "copy"), without the parts that are empty. Drive
+        redirects none but media: an answer from elsewhere says nothing about its items.
         """
+        if isinstance(to, tuple):
+            to = f"{self.base}/drive/v3/" + "/".join(quote(part, safe="") for part in to if part)
         if body is not None:
             headers = {"Content-Type": JSON, **headers}
             more["data"] = json.dumps(body, ensure_ascii=False).encode()
-        more = {"kind": api.kind_of(method, url), "good": GOOD, "follows_redirects": False, **more}
-        return HTTPRequest(url, api.url_of(path), doing=doing, method=method, headers=headers, **more)
+        more = {"kind": api.kind_of(method, to), "good": GOOD, "follows_redirects": False, **more}
+        return HTTPRequest(to, api.url_of(path), doing=doing, method=method, headers=headers, **more)
 
     async def send(self, request: HTTPRequest) -> Answer:
         """Send a request once; return its whole answer. Raises RetryableError or the final error."""

@@ -74,17 +74,7 @@ _BY_DAY = (
     "Too many requests: lower concurrency=, or wait a minute. Google says the same when an account has copied or uploaded "
     "as much as it may in a day (at most 750 GB): if it does not pass, wait until tomorrow"
 )
-_FULL = "the storage of this account is full: empty the trash, or get more"
-_DOWNLOADS = (
-    "the download quota of this file is used up, for up to 24 hours. Cached data can still be read; a copy of the file in "
-    "your own Drive has its own quota"
-)
-_NO_BYTES = "this has no bytes to download; export it from Drive as a file"
 _NO_SCOPE = "access denied; the token of {account} does not cover the scope {scope}", ": {for_scope}"
-_NO_CHANGE = (
-    "access denied to {account}, which may not change this",
-    ": ask its owner for the right to edit",
-)
 # The first one that fits counts.
 _ERRORS = (
     ErrorRow(
@@ -115,8 +105,11 @@ _ERRORS = (
         "set-quota-project PROJECT`",
         text="quota project",
     ),
-    ErrorRow(403, "downloadQuotaExceeded", QuotaExceeded, _DOWNLOADS),
-    ErrorRow(403, "quotaExceeded at quota.download", QuotaExceeded, _DOWNLOADS),
+    ErrorRow(
+        403, "downloadQuotaExceeded|quotaExceeded at quota.download", QuotaExceeded,
+        "the download quota of this file is used up, for up to 24 hours. Cached data can still be read; a copy of the file in "
+        "your own Drive has its own quota",
+    ),
     ErrorRow(
         403, "dailyLimitExceeded", QuotaExceeded,
         "the project's requests of this day are used up; it ends at midnight, Pacific time",
@@ -133,8 +126,10 @@ _ERRORS = (
     ErrorRow(
         403, "sharingRateLimitExceeded", QuotaExceeded, "the limit of sharing is reached; it ends within 24 hours"
     ),
-    ErrorRow(403, "quotaExceeded", QuotaExceeded, _FULL),
-    ErrorRow(403, "storageQuotaExceeded", QuotaExceeded, _FULL),
+    ErrorRow(
+        403, "quotaExceeded|storageQuotaExceeded", QuotaExceeded,
+        "the storage of this account is full: empty the trash, or get more",
+    ),
     ErrorRow(
         403, "teamDriveFileLimitExceeded", QuotaExceeded, "the shared drive holds as many items as it may"
     ),
@@ -158,8 +153,10 @@ _ERRORS = (
         403, "exportSizeLimitExceeded", NotDownloadable,
         "Google does not export it, as it would be more than 10 MB; download it from its menu in Drive, and put it into Drive",
     ),
-    ErrorRow(403, "fileNotDownloadable", NotDownloadable, _NO_BYTES),
-    ErrorRow(403, "fileNotExportable", NotDownloadable, _NO_BYTES),
+    ErrorRow(
+        403, "fileNotDownloadable|fileNotExportable", NotDownloadable,
+        "this has no bytes to download; export it from Drive as a file",
+    ),
     ErrorRow(
         403, "forbidden", DriveAnonymous, "Google answers no anonymous requests", ": {remedy}",
         text="unregistered callers|missing a valid API key|Unauthenticated",
@@ -172,8 +169,10 @@ _ERRORS = (
         f": change that at {_CONSOLE}/credentials",
         text="are blocked|IP address restriction",
     ),
-    ErrorRow(403, "insufficientFilePermissions", AccessDenied, *_NO_CHANGE, when=_is_change),
-    ErrorRow(403, "insufficientParentPermissions", AccessDenied, *_NO_CHANGE, when=_is_change),
+    ErrorRow(
+        403, "insufficientFilePermissions|insufficientParentPermissions", AccessDenied,
+        "access denied to {account}, which may not change this", ": ask its owner for the right to edit", when=_is_change,
+    ),
     ErrorRow(
         403, "", AccessDenied,
         "access denied to {account}; check that the item is shared with it, and that the credentials cover the scope "

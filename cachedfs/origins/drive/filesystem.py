@@ -7,7 +7,7 @@ import contextlib
 import io
 import os
 import weakref
-from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Any, ClassVar, Self
 
 from fsspec.asyn import sync, sync_wrapper
@@ -271,7 +271,7 @@ class DriveFileSystem(BaseFileSystem):
         paths = await self._expand_path(path)
         if recursive:  # what is below another goes with it
             given = set(paths)
-            paths = [each for each in paths if given.isdisjoint(_above(each))]
+            paths = [each for each in paths if given.isdisjoint(map(str, PurePosixPath(each).parents))]
         await side_by_side(self.origin.writer.remove(each, folders=recursive) for each in paths)
 
     async def _rmdir(self, path: Any) -> None:
@@ -331,8 +331,9 @@ class DriveFileSystem(BaseFileSystem):
         """
         info, account = await self.origin.lookup(self._strip_protocol(path)), self.origin.account
         params = {"fields": "kind,id,name,mimeType,capabilities", **api.ANY_DRIVE}
-        url, doing = account.address("files", str(info.id)), "looking up permissions"
-        request = account.request(url, info.path, doing, params=params, headers=key_of(info))
+        request = account.request(
+            ("files", info.id), info.path, "looking up permissions", params=params, headers=key_of(info)
+        )
         item = await account.call(request)
         return dict(item.get("capabilities") or {})
 
@@ -353,12 +354,6 @@ class DriveFileSystem(BaseFileSystem):
     def __reduce__(self) -> Any:
         refuse_live(self._options)
         return super().__reduce__()
-
-
-def _above(path: str) -> Iterator[str]:
-    while path:
-        path = path.rpartition("/")[0]
-        yield path
 
 
 class DriveFile(AbstractBufferedFile):

@@ -315,7 +315,7 @@ async def test_an_overwrite_keeps_the_id_and_creates_one_revision(writer, server
         (found,) = server.find(f"{folder}/a")
         assert (found["id"], found["md5Checksum"]) == (id, md5(data))
     account = origin.account
-    request = account.request(account.address("files", id, "revisions"), "", "")
+    request = account.request(("files", id, "revisions"), "", "")
     revisions = await account.call(request, kind="drive#revisionList")
     assert len(revisions["revisions"]) == 3
 
