@@ -124,9 +124,6 @@ _ERRORS = (
     ),
     ErrorRow(403, "dailyLimitExceededUnreg", QuotaExceeded, "Google allows no anonymous requests: sign in"),
     ErrorRow(
-        403, "sharingRateLimitExceeded", QuotaExceeded, "the limit of sharing is reached; it ends within 24 hours"
-    ),
-    ErrorRow(
         403, "quotaExceeded|storageQuotaExceeded", QuotaExceeded,
         "the storage of this account is full: empty the trash, or get more",
     ),

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from cachedfs.common.types import Range
-from cachedfs.origins.drive import api, quota
+from cachedfs.origins.drive import quota
 from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter, RateLimit, SentRequest
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.retry import RetryPolicy
@@ -16,20 +16,6 @@ from tests.origins.contract import read
 pytestmark = pytest.mark.usefixtures("default_rate_limits")
 STALLED = RetryPolicy(base_s=0.001, cap_s=0.001, media_s=0.1, metadata_s=0.1)
 LATE = Fault(kind="media", stall_s=3600)
-
-
-# Costs
-def test_requests_have_the_costs_of_their_kinds():
-    for method, address, kind in (
-        ("GET", "/drive/v3/files", "list"),
-        ("GET", "/drive/v3/files/abc", "get"),
-        ("GET", "/drive/v3/changes/startPageToken", "get"),
-        ("POST", "/upload/drive/v3/files", "create"),
-        ("POST", "/drive/v3/files/abc/copy", "create"),
-        ("PATCH", "/upload/drive/v3/files/abc", "edit"),
-        ("DELETE", "/drive/v3/files/abc", "edit"),
-    ):
-        assert api.kind_of(method, f"https://www.googleapis.com{address}") == kind
 
 
 class RecordedLimits(DriveLimits):
