@@ -25,8 +25,15 @@ from cachedfs.errors import (
 from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount, key_of
-from cachedfs.origins.drive.drive_path import id_and_key, must_have_a_name, name_of, place_of
-from cachedfs.origins.drive.paths import PathResolver, missing, must_be_there
+from cachedfs.origins.drive.drive_path import (
+    id_and_key,
+    missing,
+    must_be_there,
+    must_have_a_name,
+    name_of,
+    place_of,
+)
+from cachedfs.origins.drive.paths import PathResolver
 from cachedfs.origins.drive.upload import Upload
 from cachedfs.origins.upload import UploadContent, check_version, version_conflict
 
@@ -140,7 +147,7 @@ class DriveWriter:
             if exist_ok and (made := self._tree.known.get(path, since=began)) is not None:
                 return made  # while this waited: of many files in a new folder the first one makes it for all
             try:
-                info = await self._tree.lookup(path, sure=True, for_folder=True)
+                info = await self._tree.lookup(path, checked_s=0.0, for_folder=True)
             except ObjectNotFound:
                 parent = folder_of(path)
                 make = self.make_folder(parent, exist_ok=True) if parents else self._tree.folder(parent)
@@ -174,7 +181,7 @@ class DriveWriter:
 
     async def _copy(self, source: str, target: str) -> bool:
         """Copy a file; return True, and do nothing, for a folder."""
-        info = await self._tree.lookup(source, sure=True)
+        info = await self._tree.lookup(source, checked_s=0.0)
         if info.kind == "directory":
             return True
         id = _id_of(info, source)
@@ -283,7 +290,7 @@ class DriveWriter:
         """
         if place_of(path).names:
             try:
-                folder, items = await self._tree.at(path, sure=True, checked_s=checked_s)
+                folder, items = await self._tree.at(path, checked_s=checked_s)
             except ObjectNotFound as error:
                 raise _NoFolder(str(error)) from error
             _must_be_real(path, folder, is_write=is_write)
