@@ -5,6 +5,7 @@ Written from developers.google.com/workspace/drive/api/guides/handle-errors, and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from cachedfs.errors import (
@@ -179,6 +180,41 @@ _ERRORS = (
     ErrorRow(409, "", ObjectExists, "exists already"),
     ErrorRow(None, "", CachedFSError, "Drive answered in a way that is not understood"),
 )  # fmt: skip
+
+
+# Pages in place of public files
+_ACCOUNT = "sign in (`cachedfs login drive`), or give an API key, drive={{'api_key': '...'}}"
+_TITLE = re.compile("<title>(?:Google Drive - )?([^<]*)</title>", re.IGNORECASE)
+# Their text is the status, and the page.
+_PAGES = (
+    ErrorRow(
+        None, "", AccessDenied,
+        "this file is not public", f": ask its owner to share it with 'Anyone with the link', or {_ACCOUNT}",
+        text="^30[23] |<title>(Google Drive - )?Sign in",
+    ),
+    ErrorRow(404, "", ObjectNotFound, "there is no such file, or it is not public", "; check the id"),
+    ErrorRow(
+        None, "", QuotaExceeded,
+        "too many users have viewed or downloaded this file recently; Google allows more within 24 hours",
+        f". A copy of it in a Drive of your own has its own quota: {_ACCOUNT}",
+        text="<title>[^<]*Quota exceeded|Too many users have viewed",
+    ),
+    ErrorRow(
+        500, "", NotDownloadable, "without an account only files and folders can be read, no documents", f": {_ACCOUNT}"
+    ),
+    ErrorRow(
+        None, "", AccessDenied, "Google does not give this file to everybody", f": {_ACCOUNT}",
+        text="^403 |<title>[^<]*nfected",
+    ),
+    ErrorRow(None, "", CachedFSError, "Google answered with a page in place of the file", f": {_ACCOUNT}"),
+)  # fmt: skip
+
+
+def page_failure(request: HTTPRequest, status: int, body: bytes) -> CachedFSError:
+    """Return what a page for people means that answers a request for a public file."""
+    text = body.decode("utf-8", "replace")
+    title = found[1].strip() if (found := _TITLE.search(text)) else f"status {status}"
+    return refusal(request, status, title, _PAGES, f"{status} {text}")
 
 
 # Refused tokens
