@@ -249,7 +249,7 @@ async def test_an_api_key_is_sent_to_google_alone(make, server, folder):
     assert [request.kind for request in server.requests] == ["media", "media"]
 
 
-async def test_a_passing_retryable_the_public_address_is_retried(make, server, folder, nobody):
+async def test_a_passing_trouble_of_the_public_address_is_retried(make, server, folder, nobody):
     id = published(server, f"{folder}/a")
     origin = make(token=None)
     page = {"Content-Type": "text/html"}

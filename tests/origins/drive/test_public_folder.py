@@ -306,7 +306,7 @@ async def test_only_a_page_that_is_missing_too_makes_an_absence(make, server, tr
     assert isinstance(caught.value, FileNotFoundError) == (error is ObjectNotFound)
 
 
-async def test_a_passing_retryable_the_page_is_retried(make, server, tree):
+async def test_a_passing_trouble_of_the_page_is_retried(make, server, tree):
     origin = make()
     await origin.lookup(f"id:{tree}")
     page = {"Content-Type": "text/html"}
