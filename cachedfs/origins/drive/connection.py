@@ -163,12 +163,6 @@ class DriveConnection:
         if (clients := self.connected.take()) is not None:
             await clients.session.close()
 
-    def close_now(self) -> None:
-        """Close the connections when no event loop is left to do it."""
-        if (clients := self.connected.take()) is not None:
-            clients.session.connector._close()  # its public face wants the loop
-            clients.session.detach()
-
     # Any request
     def request(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import os
 import weakref
@@ -376,8 +375,7 @@ def _close(loop: asyncio.AbstractEventLoop | None, origin: DriveOrigin, pid: int
     """Close the connections of a filesystem that is no longer used, unless they belong to a parent process."""
     if os.getpid() != pid:
         _INHERITED.append(origin)
-        return
-    if loop is not None and loop.is_running():
-        with contextlib.suppress(Exception):  # on the loop itself, or as the process ends
-            sync(loop, origin.aclose, timeout=1.0)
-    origin.account.close_now()
+    elif (clients := origin.account.connected.take()) is not None:
+        from fsspec.implementations.http import HTTPFileSystem  # which imports aiohttp, as the clients did
+
+        HTTPFileSystem.close_session(loop, clients.session)

@@ -106,22 +106,6 @@ async def test_refused_creations_slow_down_only_creations(make, server, root, mo
     assert origin.account.limits.requests.refused == 0
 
 
-async def test_items_are_created_at_three_a_second(make, server, root, monkeypatch):
-    now = 0.0
-
-    async def sleep(pause_s):
-        nonlocal now
-        now += pause_s
-
-    monkeypatch.setattr(quota, "asyncio", types.SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
-    origin = make()
-    origin.account.limits = DriveLimits(QuotaMeter(), clock=lambda: now)
-    for i in range(4):
-        await origin.call("pipe_file", f"{root}/{i}", b"x")
-    assert now == pytest.approx(3 / 2.85)
-    assert server.count("upload") == 4
-
-
 async def test_a_canceled_wait_for_a_turn_delays_no_other(monkeypatch):
     now, get = 0.0, HTTPRequest(url="", subject="", kind="get")
     monkeypatch.setattr(quota, "REQUESTS", (RateLimit(1, 60.0),))
