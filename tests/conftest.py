@@ -21,8 +21,8 @@ from hypothesis.internal.conjecture import providers
 from cachedfs.common.clock import clock as metadata_clock
 from cachedfs.core import engines
 from cachedfs.origins import http
-from cachedfs.origins.drive import quota, rates
-from cachedfs.origins.drive.rates import RateLimit
+from cachedfs.origins.drive import quota
+from cachedfs.origins.drive.quota import RateLimit
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, GCSServer
 from tests.fakes import FakeOrigin
@@ -31,7 +31,7 @@ from tests.support import NAMES, OURS, S3, Cloud, Drive, item_threads, tallied, 
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gcsfs's library logs each fork of this process
 FIRST_PORT = 21000  # below those that the system gives to whoever asks for any
-PAUSE_S = rates._PAUSE_S
+PAUSE_S = quota._PAUSE_S
 LADDERS = {name: getattr(quota, name) for name in ("CREATES", "REQUESTS")}
 
 # The time of an example depends on the machine. The suite runs the same examples each time, `make stress` others.
@@ -123,7 +123,7 @@ def no_rate_limits(monkeypatch):
     """Remove the rate limits of Drive, except where a test uses `default_rate_limits`: tests send thousands of requests."""
     for ladder in LADDERS:
         monkeypatch.setattr(quota, ladder, (RateLimit(1e9, 60.0), RateLimit(1e9, 60.0)))
-    monkeypatch.setattr(rates, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(quota, "_PAUSE_S", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -158,7 +158,7 @@ def default_rate_limits(no_rate_limits, monkeypatch):
     """Use the default rate limits of Drive."""
     for ladder, usual in LADDERS.items():
         monkeypatch.setattr(quota, ladder, usual)
-    monkeypatch.setattr(rates, "_PAUSE_S", PAUSE_S)
+    monkeypatch.setattr(quota, "_PAUSE_S", PAUSE_S)
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,7 @@ class ErrorRow(NamedTuple):
     """A row of a service's table: the error for an answer that no retry changes, and that matches all other fields."""
 
     status: int | None  # None: any
-    reason: str  # "": any
+    reason: str  # one of these, with "|" between them; "": any
     kind: type[CachedFSError]
     why: str
     then: str = ""  # follows the answer of the service
@@ -51,7 +51,9 @@ class ErrorRow(NamedTuple):
     when: Callable[[HTTPRequest], bool] | None = None
 
     def means(self, request: HTTPRequest, status: int, text: str, reasons: Collection[str]) -> bool:
-        is_such = self.status in (None, status) and (not self.reason or self.reason in reasons)
+        is_such = self.status in (None, status) and (
+            not self.reason or any(reason in reasons for reason in self.reason.split("|"))
+        )
         return is_such and bool(re.search(self.text, text)) and (self.when is None or self.when(request))
 
 

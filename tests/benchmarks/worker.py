@@ -35,13 +35,13 @@ def check(value: Any) -> int:
 
 def shorten_minute(time_scale: float) -> None:
     """Make the minute of our rate limits as much shorter as that of the service is."""
-    from cachedfs.origins.drive import quota, rates
+    from cachedfs.origins.drive import quota
 
     for name in ("REQUESTS", "CREATES"):
         ladder = getattr(quota, name)
         setattr(quota, name, tuple(limit._replace(window_s=limit.window_s / time_scale) for limit in ladder))
-    rates._PAUSE_S /= time_scale
-    rates._DOUBLES_S /= time_scale
+    quota._PAUSE_S /= time_scale
+    quota._DOUBLES_S /= time_scale
 
 
 def prepare(row: str, base: str, n: int) -> Run:

@@ -234,7 +234,7 @@ def test_only_three_wrong_addresses_are_taken(client):
         (Fault(kind="token", status=200, body='{"access_token": "ya29.x", "expires_in": 9}'), "no refresh token: remove"),
         (Fault(kind="token", status=200, body='{"access_token": "ya29.x", "scope": "openid"}'), "leave all boxes checked"),
         (Fault(kind="token", close_before=True), "Google cannot be reached"),
-        (Fault(kind="about", status=403, reason="accessNotConfigured"), "not enabled in project 1: enable it at https://"),
+        (Fault(kind="about", status=403, reason="accessNotConfigured"), "Drive API is off in the project of the credentials: enable it at https://"),
         (Fault(kind="about", status=403, reason="forbidden"), "Google Drive: access denied to"),
         (Fault(kind="about", status=503, html=True), "sign in again later"),
         (Fault(kind="about", close_before=True), "Google cannot be reached"),

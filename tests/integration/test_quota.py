@@ -172,7 +172,7 @@ def used_up(**options):
 
 @pytest.mark.usefixtures("one_day")
 def test_at_a_daily_limit_only_what_a_reader_waits_for_is_requested(drive, monkeypatch):
-    monkeypatch.setattr("cachedfs.origins.drive.quota._CHECK_S", 0.01)
+    monkeypatch.setattr("cachedfs.origins.drive.quota._MOST_S", 0.01)
     data = drive.put("big", noise(8 * BLOCK))
     drive.put("other", noise(BLOCK))
     fs = used_up()

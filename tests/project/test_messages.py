@@ -25,7 +25,7 @@ from cachedfs.mount.fuse_session import FuseSession
 from cachedfs.mount.local_files import LocalFile
 from cachedfs.mount.mounting import serve
 from cachedfs.origins.drive import accounts, quota
-from cachedfs.origins.drive.rates import RateLimit
+from cachedfs.origins.drive.quota import RateLimit
 from cachedfs.sim import DriveServer, Fault
 from cachedfs.sim.messages import Refusal
 from tests.support import ROOT

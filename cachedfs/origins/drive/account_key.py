@@ -17,7 +17,7 @@ import platformdirs
 from cachedfs.common.atomic_files import write_private
 from cachedfs.common.logging import without_secrets
 from cachedfs.common.user_folders import writable_folder
-from cachedfs.origins.drive.credentials import ANONYMOUS, DEFAULT, find, read_json
+from cachedfs.origins.drive.credentials import ANONYMOUS, DEFAULT, SignIn, find, read_json
 
 logger = logging.getLogger("cachedfs.origins")
 
@@ -29,44 +29,51 @@ _keys: dict[str, str] = {}  # account keys by digest of a credential, in this pr
 
 
 def account_key(sign_in: Mapping[str, Any], endpoint_url: str, *, may_ask: bool = True) -> str:
-    """Return a text that names the account, without secrets.
+    """Return a text that names the account of the options, as `key_of` does."""
+    try:
+        found = find(sign_in)
+        if found.kind in (
+            "credentials",
+            "google_auth",
+        ):  # objects, whose account only Google's libraries tell
+            from cachedfs.origins.drive import auth
+
+            found = auth.with_credentials(found)
+    except (OSError, ValueError):  # the first request raises it too
+        return _MISSING
+    return key_of(found, endpoint_url, may_ask=may_ask)
+
+
+def key_of(found: SignIn, endpoint_url: str, *, may_ask: bool = True) -> str:
+    """Return a text that names the account in cache keys, without secrets.
 
     A service account says who it is. Of other credentials we ask Drive once (`about`), unless `may_ask` is False, and
     remember the answer on disk by a digest of the credential. Where there is no answer, the digest itself is the key.
     """
-    try:
-        found = find(sign_in)
-        if found.is_live:
-            from cachedfs.origins.drive import auth
-
-            found = auth.sign_in(sign_in)
-    except (OSError, ValueError):  # the first request raises it too
-        return _MISSING
     if found.account is not None:
-        return found.account if found.account == ANONYMOUS else f"auth-{_digest(found.account)}"
-    if found.kind == DEFAULT and found.secret is None:
+        return ANONYMOUS if found.account == ANONYMOUS else f"auth-{_digest(found.account)}"
+    if found.secret is None and found.kind == DEFAULT:
         return _UNKNOWN  # the sign-in of a metadata server is one account for each machine
-    ask = partial(_user_of, sign_in, endpoint_url) if may_ask else lambda: None
     if found.secret is None:
-        user = ask()
+        user = _user_of(found, endpoint_url) if may_ask else None
         return f"{_OWN}-{uuid.uuid4().hex}" if user is None else f"user-{user}"
     digest = _digest(f"{endpoint_url} {found.secret}")
     if digest not in _keys:
-        user = _remembered().get(digest) or ask()
+        user = _remembered().get(digest)
         if user is None and not may_ask:
             return f"auth-{digest}"
-        if user is not None:
+        if user is None and (user := _user_of(found, endpoint_url)) is not None:
             _remember(digest, user)
         _keys[digest] = f"auth-{digest}" if user is None else f"user-{user}"
     return _keys[digest]
 
 
-def _user_of(sign_in: Mapping[str, Any], endpoint_url: str) -> str | None:
+def _user_of(found: SignIn, endpoint_url: str) -> str | None:
     """Return the id of the user who signs in, or None if there is no answer: the first read will say why."""
     from cachedfs.origins.drive import auth
 
     try:
-        answer = auth.about(auth.sign_in(sign_in), endpoint_url, "user(permissionId)")
+        answer = auth.about(auth.with_credentials(found), endpoint_url, "user(permissionId)")
         answer.raise_for_status()
         user = answer.json()["user"]["permissionId"]
     except Exception as error:  # of any library: without an answer the credential itself is the key

@@ -152,25 +152,31 @@ def about(signed_in: SignIn, endpoint_url: str, fields: str) -> requests.Respons
 
 # Making credentials
 def sign_in(options: Mapping[str, Any]) -> SignIn:
-    """Return the credentials that options name, or the default ones; blocks on files, so call it in a thread.
+    """Return the credentials that options name, or the default ones, as `find` and `with_credentials` do."""
+    return with_credentials(find(options))
+
+
+def with_credentials(found: SignIn) -> SignIn:
+    """Return a sign-in with google-auth's credentials; blocks on files, so call it in a thread.
 
     Tokens are requested when they are first needed, so cached data can be read without a network. Only a search for
-    default credentials may ask a metadata server. Never opens a browser. Raises ValueError for options that contradict
-    each other or name a missing file, and AccessDenied where the named credentials do not exist.
+    default credentials may ask a metadata server. Never opens a browser. Raises ValueError for a damaged key.
     """
-    found = find(options)
+    if found.credentials is not None:
+        return found
     if found.kind == DEFAULT:
         return _default(found)
-    if found.is_live:
-        return _from_object(found.value) if found.kind == "credentials" else _from_pydrive2(found.value)
-    held: Any = None
+    if found.kind == "credentials":
+        return _from_object(found.value)
+    if found.kind == "google_auth":
+        return _from_pydrive2(found.value)
     if found.kind == "service_account":
-        held = _service_account(found.value, found.acts_for)
-    elif found.kind == "user":
-        held = _user(found.value)
-    elif found.kind == "token":
-        held = google_users.Credentials(found.value)  # type: ignore[no-untyped-call]
-    return found._replace(credentials=held)
+        return found._replace(credentials=_service_account(found.value, found.acts_for))
+    if found.kind == "user":
+        return found._replace(credentials=_user(found.value))
+    if found.kind == "token":
+        return found._replace(credentials=google_users.Credentials(found.value))  # type: ignore[no-untyped-call]
+    return found
 
 
 def _service_account(info: Mapping[str, Any], user: str | None) -> Any:
@@ -214,10 +220,11 @@ def _from_pydrive2(given: Any) -> SignIn:
     """Return the credentials of a `GoogleAuth`, of a `GoogleDrive`, or of a settings.yaml."""
     from pydrive2.auth import AuthError, GoogleAuth
 
+    kind = "credentials"
     if isinstance(given, (str, os.PathLike)):
         if not os.path.isfile(path := os.path.expanduser(given)):
             raise ValueError(f"drive option google_auth={path!r}: there is no such settings file of PyDrive2")
-        given = GoogleAuth(settings_file=path)
+        kind, given = "google_auth", GoogleAuth(settings_file=path)
         if given.settings.get("client_config_backend") == "service":
             given.ServiceAuth()
     gauth = getattr(given, "auth", given)
@@ -233,7 +240,7 @@ def _from_pydrive2(given: Any) -> SignIn:
         raise AccessDenied(
             "drive option google_auth=: it has no credentials; call its LocalWebserverAuth() or ServiceAuth() first"
         )
-    return _from_object(gauth.credentials)._replace(remedy="authenticate google_auth= again")
+    return _from_object(gauth.credentials)._replace(kind=kind, remedy="authenticate google_auth= again")
 
 
 def _default(found: SignIn) -> SignIn:
@@ -265,7 +272,7 @@ def _default(found: SignIn) -> SignIn:
 def _from_object(live: Any) -> SignIn:
     """Return live credentials of google-auth or of oauth2client, which PyDrive2 makes."""
     if isinstance(live, google.auth.credentials.AnonymousCredentials):
-        return sign_in({"token": ANONYMOUS})
+        return find({"token": ANONYMOUS})
     if not isinstance(live, google.auth.credentials.Credentials):
         from oauth2client.client import OAuth2Credentials
         from oauth2client.service_account import ServiceAccountCredentials

@@ -20,16 +20,14 @@ from google_auth_oauthlib.flow import InstalledAppFlow
 from oauthlib import oauth2
 
 from cachedfs.common.logging import without_secrets
-from cachedfs.errors import AccessDenied, OriginUnavailable, SignInRefused
+from cachedfs.errors import OriginUnavailable, SignInRefused
 from cachedfs.origins.drive import accounts, api, auth
 from cachedfs.origins.drive.credentials import read_json
 from cachedfs.origins.drive.failures import failure
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.origin_errors import error_of
 from cachedfs.origins.proxy import configure
 from cachedfs.origins.retry import RetryableError, RetryPolicy
 
-API_PAGE = "https://console.cloud.google.com/apis/library/drive.googleapis.com"
 CLIENTS_PAGE = "https://console.cloud.google.com/auth/clients"
 GRANTS_PAGE = "https://myaccount.google.com/connections"
 # Nothing listens there: the browser shows the address with the code in it.
@@ -192,20 +190,11 @@ def about(info: Mapping[str, Any], endpoint_url: str) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
         if answer.ok and isinstance((found := answer.json())["user"], dict):
             return dict(found)
-    text, reasons = error_of(answer.content)
-    said = f"{answer.status_code}: {without_secrets(text) or 'no reason given'}"
-    if "accessNotConfigured" in reasons:
-        number = str(getattr(signed_in.credentials, "client_id", "")).partition("-")[0]
-        project = f"project {number}" if number.isdecimal() else "the project of this sign-in"
-        raise AccessDenied(
-            f"Google Drive: the Drive API is not enabled in {project}: enable it at {API_PAGE}, wait a minute, and sign in "
-            "again"
-        )
-    if answer.status_code in (401, 403):
-        asked = HTTPRequest(url="", subject="Google Drive", doing="looking up the account")
-        meaning = failure(asked, answer.status_code, answer.headers, answer.content, signed_in)
-        if not isinstance(meaning, RetryableError):
-            raise meaning
+    asked = HTTPRequest(url="", subject="Google Drive", doing="looking up the account")
+    meaning = failure(asked, answer.status_code, answer.headers, answer.content, signed_in)
+    if not isinstance(meaning, RetryableError):
+        raise meaning
+    said = without_secrets(meaning.reason)
     raise OriginUnavailable(f"Google Drive: no answer about the account ({said}): sign in again later")
 
 

@@ -43,8 +43,10 @@ class DriveAccount(DriveConnection):
         Without an account and an API key, Google tells only about files and folders that are public, at other addresses.
         """
         given = {"fields": api.ITEM_FIELDS, **api.ANY_DRIVE}
-        keys, url = api.key_headers(id, key), self.address("files", id)
-        request = self.request(url, path, "looking it up", params=given, headers=keys, is_pinned=is_pinned)
+        keys = api.key_headers(id, key)
+        request = self.request(
+            ("files", id), path, "looking it up", params=given, headers=keys, is_pinned=is_pinned
+        )
         find = partial(self.call, request, asked={} if id == api.ROOT else {"id": id})
         if not path.startswith("id:"):
             return await find()
@@ -88,7 +90,7 @@ class DriveAccount(DriveConnection):
                 f"limited. Ask its owner to share this folder itself with the account that signs in ({(await self.signed_in()).name})"
             )
         params = {"q": query, "pageSize": str(page), "fields": api.LIST_FIELDS, **api.EVERYWHERE}
-        request = self.request(self.address("files"), path, doing, params=params, headers=key_of(folder))
+        request = self.request(("files",), path, doing, params=params, headers=key_of(folder))
         drive_id = folder.details.get("driveId") if folder.path.startswith(api.SHARED) else None
         if drive_id is not None and drive_id not in self._out_of_sight:
             of_drive = {**params, "corpora": "drive", "driveId": drive_id}
@@ -104,7 +106,7 @@ class DriveAccount(DriveConnection):
             "pageSize": "100",
             "fields": "kind,nextPageToken,drives(id,name,capabilities(canListChildren))",
         }
-        request = self.request(self.address("drives"), path, "listing the shared drives", params=params)
+        request = self.request(("drives",), path, "listing the shared drives", params=params)
         drives = await self._all("drives", request, kind="drive#driveList")
         # One that is renamed meanwhile may be on two pages.
         return list({drive["id"]: drive for drive in drives}.values())
@@ -148,8 +150,8 @@ class DriveAccount(DriveConnection):
         params = {"fields": "kind,startPageToken", **api.ANY_DRIVE} | (
             {"driveId": drive_id} if drive_id else {}
         )
-        url, doing = self.address("changes", "startPageToken"), "asking where its changes begin"
-        request = self.request(url, path, doing, params=params)
+        doing = "asking where its changes begin"
+        request = self.request(("changes", "startPageToken"), path, doing, params=params)
         # The feed only saves other requests: these do not wait for it.
         return str((await self.call(request, kind="drive#startPageToken", most_tries=2))["startPageToken"])
 
@@ -162,7 +164,7 @@ class DriveAccount(DriveConnection):
         params |= {"driveId": drive_id} if drive_id else {}
         entries: list[dict[str, Any]] = []
         for _ in range(_MOST_PAGES):
-            request = self.request(self.address("changes"), path, "asking what changed", params=params)
+            request = self.request(("changes",), path, "asking what changed", params=params)
             page = await self.call(request, kind="drive#changeList", most_tries=2)
             entries += page.get("changes", ())
             if (after := page.get("newStartPageToken")) is not None:
@@ -172,9 +174,8 @@ class DriveAccount(DriveConnection):
 
     async def about(self, fields: str, *, most_tries: int | None = None) -> dict[str, Any]:
         """Return what Drive reports about the account."""
-        request = self.request(
-            self.address("about"), "", "looking up the account", params={"fields": f"kind,{fields}"}
-        )
+        params = {"fields": f"kind,{fields}"}
+        request = self.request(("about",), "", "looking up the account", params=params)
         return await self.call(request, kind="drive#about", most_tries=most_tries)
 
     # Own changes
@@ -183,8 +184,7 @@ class DriveAccount(DriveConnection):
         async with self._asking_ids:
             if not self._ids:
                 params = {"count": str(_IDS), "space": "drive", "fields": "kind,ids"}
-                url = self.address("files", "generateIds")
-                request = self.request(url, path, "asking for an id", params=params)
+                request = self.request(("files", "generateIds"), path, "asking for an id", params=params)
                 self._ids += (await self.call(request, kind="drive#generatedIds"))["ids"]
             return self._ids.pop()
 
@@ -201,12 +201,12 @@ class DriveAccount(DriveConnection):
     ) -> dict[str, Any]:
         """Return the item after a change. A POST creates an item: a copy of the item `id`, if there is one."""
         is_copy = method == "POST" and id is not None
-        url = self.address("files", id, "copy" if is_copy else None)
         asked = {name: resource[name] for name in ("id", "name", "mimeType", "trashed") if name in resource}
         if id and not is_copy:
             asked["id"] = id
         given = {"fields": api.ITEM_FIELDS, **api.ANY_DRIVE, **params}
-        request = self.request(url, path, doing, method=method, body=resource, params=given, headers=headers)
+        to = ("files", id, "copy" if is_copy else None)
+        request = self.request(to, path, doing, method=method, body=resource, params=given, headers=headers)
         try:
             return await self.call(request, asked=asked, has_id="id" in resource)
         except FileExistsError:
@@ -225,9 +225,9 @@ class DriveAccount(DriveConnection):
 
     async def delete(self, id: str, path: str, doing: str, *, revision: str = "") -> None:
         """Delete an item, or one revision of it, for good."""
-        url = self.address("files", id, revision and "revisions", revision)
+        to = ("files", id, revision and "revisions", revision)
         params = {} if revision else api.ANY_DRIVE
-        await self.call(self.request(url, path, doing, method="DELETE", params=params), kind=None)
+        await self.call(self.request(to, path, doing, method="DELETE", params=params), kind=None)
 
     # Media
     async def media(self, info: ObjectInfo, path: str, want: Range, revision: str = "") -> HTTPRequest:
@@ -242,7 +242,7 @@ class DriveAccount(DriveConnection):
         return await self._bytes(
             info,
             path,
-            self.address("files", info.id, revision and "revisions", revision),
+            ("files", info.id, revision and "revisions", revision),
             want=want,
             params={"alt": "media"} | ({} if revision else api.ANY_DRIVE),
             headers={"Accept-Encoding": "identity", "Range": range_header(want) or ""},
@@ -251,14 +251,14 @@ class DriveAccount(DriveConnection):
 
     async def export(self, info: ObjectInfo, path: str, mime: str) -> HTTPRequest:
         """Return the request for a Google document as a file of the type `mime`."""
-        url, params = self.address("files", info.id, "export"), {"mimeType": mime}  # no supportsAllDrives
-        return await self._bytes(info, path, url, doing=f"exporting it as {mime}", params=params)
+        to, params = ("files", info.id, "export"), {"mimeType": mime}  # no supportsAllDrives
+        return await self._bytes(info, path, to, doing=f"exporting it as {mime}", params=params)
 
     async def _bytes(
         self,
         info: ObjectInfo,
         path: str,
-        url: str,
+        to: tuple[str | None, ...],
         *,
         doing: str = "",
         headers: Mapping[str, str] = {},
@@ -266,7 +266,7 @@ class DriveAccount(DriveConnection):
     ) -> HTTPRequest:
         has_key = (await self.signed_in()).kind == "api_key"
         return self.request(
-            url,
+            to,
             path,
             doing,
             headers={**headers, **key_of(info)},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -17,7 +16,7 @@ from cachedfs.common.optional_imports import importing, preload
 from cachedfs.common.urls import import_error
 from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive import api, failures
-from cachedfs.origins.drive.account_key import account_key
+from cachedfs.origins.drive.account_key import key_of
 from cachedfs.origins.drive.credentials import SignIn
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter
@@ -116,21 +115,19 @@ class DriveConnection:
             preload(["encodings.idna"])  # which looking for a host needs
         except ImportError as error:
             raise import_error("drive", error, "pydrive2") from error
-        auth = DriveAuth(sign_in(self.options.sign_in), self.policy)
-        if not auth.signed_in.is_missing and not self._is_same():
+        found = sign_in(self.options.sign_in)
+        if not found.is_missing and not self._is_same(found):
             raise AccessDenied(
                 "Google Drive: another account signed in since this filesystem was made: restart the program, or make a new "
                 "filesystem with skip_instance_cache=True"
             )
-        return auth
+        return DriveAuth(found, self.policy)
 
-    def _is_same(self) -> bool:
-        """Return whether the options still sign in as the account in the cache keys; blocks on files."""
-        given = self.options.sign_in
-        is_object = not isinstance(given.get("google_auth", ""), (str, os.PathLike))
-        if not self._key or is_object or "credentials" in given:  # an object stays what it is
+    def _is_same(self, found: SignIn) -> bool:
+        """Return whether a sign-in has the account in the cache keys; blocks on a file."""
+        if not self._key or found.kind == "credentials":  # an object stays what it is
             return True
-        return self._key == account_key(given, self.base, may_ask=False)
+        return self._key == key_of(found, self.base, may_ask=False)
 
     async def signed_in(self) -> SignIn:
         """Return the credentials of the account."""
@@ -153,7 +150,7 @@ class DriveConnection:
 
         def find() -> SignIn | None:
             found = sign_in(self.options.sign_in)
-            return found if not found.is_missing and self._is_same() else None
+            return found if not found.is_missing and self._is_same(found) else None
 
         now, auth = time.monotonic(), (await self.clients()).auth
         if (found := await asyncio.to_thread(find)) is not None:
@@ -166,21 +163,10 @@ class DriveConnection:
         if (clients := self.connected.take()) is not None:
             await clients.session.close()
 
-    def close_now(self) -> None:
-        """Close the connections when no event loop is left to do it."""
-        if (clients := self.connected.take()) is not None:
-            clients.session.connector._close()  # its public face wants the loop
-            clients.session.detach()
-
     # Any request
-    def address(self, *parts: str | None, upload: bool = False) -> str:
-        """Return the address of a resource, such as "files", ID, "copy"; without the parts that are empty."""
-        path = "/".join(quote(part, safe="") for part in parts if part)
-        return f"{self.base}/{'upload/' if upload else ''}drive/v3/{path}"
-
     def request(
         self,
-        url: str,
+        to: str | tuple[str | None, ...],
         path: str,
         doing: str,
         *,
@@ -191,13 +177,16 @@ class DriveConnection:
     ) -> HTTPRequest:
         """Return a request about `path`, before it is sent; `body` is sent as JSON.
 
-        Drive redirects none but media: an answer from elsewhere says nothing about its items.
+        It goes `to` a URL, or a resource of the API, such as ("files", ID, "copy"), without the parts that are empty. Drive
+        redirects none but media: an answer from elsewhere says nothing about its items.
         """
+        if isinstance(to, tuple):
+            to = f"{self.base}/drive/v3/" + "/".join(quote(part, safe="") for part in to if part)
         if body is not None:
             headers = {"Content-Type": JSON, **headers}
             more["data"] = json.dumps(body, ensure_ascii=False).encode()
-        more = {"kind": api.kind_of(method, url), "good": GOOD, "follows_redirects": False, **more}
-        return HTTPRequest(url, api.url_of(path), doing=doing, method=method, headers=headers, **more)
+        more = {"kind": api.kind_of(method, to), "good": GOOD, "follows_redirects": False, **more}
+        return HTTPRequest(to, api.url_of(path), doing=doing, method=method, headers=headers, **more)
 
     async def send(self, request: HTTPRequest) -> Answer:
         """Send a request once; return its whole answer. Raises RetryableError or the final error."""

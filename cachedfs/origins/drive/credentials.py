@@ -71,11 +71,6 @@ class SignIn(NamedTuple):
     credentials: Any = None  # those of google-auth, which `auth.sign_in` makes; None: anonymous
     is_missing: bool = False  # no credentials were named, and none found
 
-    @property
-    def is_live(self) -> bool:
-        """True if the options have an object, whose kind only `auth.sign_in` can tell."""
-        return self.kind in ("credentials", "google_auth")
-
 
 def find(sign_in: Mapping[str, Any]) -> SignIn:
     """Return the credentials that options name, or the default ones.
@@ -244,12 +239,9 @@ def _of_json(info: dict[str, Any], where: str, given: Mapping[str, Any], path: s
 
 def _default() -> SignIn:
     """Return application default credentials, with the owner of their file: that in the environment, or gcloud's."""
-    folder = os.environ.get("CLOUDSDK_CONFIG") or (
-        os.path.join(os.environ.get("APPDATA", ""), "gcloud") if os.name == "nt" else "~/.config/gcloud"
-    )
-    name = (
-        os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or f"{folder}/application_default_credentials.json"
-    )
+    folder = os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud"
+    of_gcloud = f"{folder}/application_default_credentials.json"
+    name = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or of_gcloud
     path = os.path.realpath(os.path.expanduser(name))
     try:
         info = read_json(path, path)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cachedfs.common.drive_links import canonical_path
-from cachedfs.errors import RequestRejected
+from cachedfs.errors import ObjectNotFound, RequestRejected
 from cachedfs.origins.drive import api
 
 MY_DRIVE, SHARED_WITH_ME = "My Drive", "Shared with me"
@@ -73,3 +73,15 @@ def id_and_key(top: str) -> tuple[str, str | None]:
 def has_feed(top: str) -> bool:
     """Return whether Drive reports all changes below the start of a path: true for a drive, not for a view."""
     return top == MY_DRIVE or top.startswith(api.SHARED)
+
+
+def must_be_there(path: str, item: dict[str, Any]) -> dict[str, Any]:
+    """Return an item; raise ObjectNotFound if it is in the trash."""
+    if api.is_trashed(item):
+        raise missing(path, "it is in the trash")
+    return item
+
+
+def missing(path: str, why: str) -> ObjectNotFound:
+    """Return the error for a path that names nothing."""
+    return ObjectNotFound(f"{api.url_of(path)}: no such file or folder: {why}")

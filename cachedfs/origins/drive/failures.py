@@ -5,6 +5,7 @@ Written from developers.google.com/workspace/drive/api/guides/handle-errors, and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from cachedfs.errors import (
@@ -74,17 +75,7 @@ _BY_DAY = (
     "Too many requests: lower concurrency=, or wait a minute. Google says the same when an account has copied or uploaded "
     "as much as it may in a day (at most 750 GB): if it does not pass, wait until tomorrow"
 )
-_FULL = "the storage of this account is full: empty the trash, or get more"
-_DOWNLOADS = (
-    "the download quota of this file is used up, for up to 24 hours. Cached data can still be read; a copy of the file in "
-    "your own Drive has its own quota"
-)
-_NO_BYTES = "this has no bytes to download; export it from Drive as a file"
 _NO_SCOPE = "access denied; the token of {account} does not cover the scope {scope}", ": {for_scope}"
-_NO_CHANGE = (
-    "access denied to {account}, which may not change this",
-    ": ask its owner for the right to edit",
-)
 # The first one that fits counts.
 _ERRORS = (
     ErrorRow(
@@ -115,8 +106,11 @@ _ERRORS = (
         "set-quota-project PROJECT`",
         text="quota project",
     ),
-    ErrorRow(403, "downloadQuotaExceeded", QuotaExceeded, _DOWNLOADS),
-    ErrorRow(403, "quotaExceeded at quota.download", QuotaExceeded, _DOWNLOADS),
+    ErrorRow(
+        403, "downloadQuotaExceeded|quotaExceeded at quota.download", QuotaExceeded,
+        "the download quota of this file is used up, for up to 24 hours. Cached data can still be read; a copy of the file in "
+        "your own Drive has its own quota",
+    ),
     ErrorRow(
         403, "dailyLimitExceeded", QuotaExceeded,
         "the project's requests of this day are used up; it ends at midnight, Pacific time",
@@ -131,10 +125,9 @@ _ERRORS = (
     ),
     ErrorRow(403, "dailyLimitExceededUnreg", QuotaExceeded, "Google allows no anonymous requests: sign in"),
     ErrorRow(
-        403, "sharingRateLimitExceeded", QuotaExceeded, "the limit of sharing is reached; it ends within 24 hours"
+        403, "quotaExceeded|storageQuotaExceeded", QuotaExceeded,
+        "the storage of this account is full: empty the trash, or get more",
     ),
-    ErrorRow(403, "quotaExceeded", QuotaExceeded, _FULL),
-    ErrorRow(403, "storageQuotaExceeded", QuotaExceeded, _FULL),
     ErrorRow(
         403, "teamDriveFileLimitExceeded", QuotaExceeded, "the shared drive holds as many items as it may"
     ),
@@ -158,8 +151,10 @@ _ERRORS = (
         403, "exportSizeLimitExceeded", NotDownloadable,
         "Google does not export it, as it would be more than 10 MB; download it from its menu in Drive, and put it into Drive",
     ),
-    ErrorRow(403, "fileNotDownloadable", NotDownloadable, _NO_BYTES),
-    ErrorRow(403, "fileNotExportable", NotDownloadable, _NO_BYTES),
+    ErrorRow(
+        403, "fileNotDownloadable|fileNotExportable", NotDownloadable,
+        "this has no bytes to download; export it from Drive as a file",
+    ),
     ErrorRow(
         403, "forbidden", DriveAnonymous, "Google answers no anonymous requests", ": {remedy}",
         text="unregistered callers|missing a valid API key|Unauthenticated",
@@ -172,8 +167,10 @@ _ERRORS = (
         f": change that at {_CONSOLE}/credentials",
         text="are blocked|IP address restriction",
     ),
-    ErrorRow(403, "insufficientFilePermissions", AccessDenied, *_NO_CHANGE, when=_is_change),
-    ErrorRow(403, "insufficientParentPermissions", AccessDenied, *_NO_CHANGE, when=_is_change),
+    ErrorRow(
+        403, "insufficientFilePermissions|insufficientParentPermissions", AccessDenied,
+        "access denied to {account}, which may not change this", ": ask its owner for the right to edit", when=_is_change,
+    ),
     ErrorRow(
         403, "", AccessDenied,
         "access denied to {account}; check that the item is shared with it, and that the credentials cover the scope "
@@ -183,6 +180,41 @@ _ERRORS = (
     ErrorRow(409, "", ObjectExists, "exists already"),
     ErrorRow(None, "", CachedFSError, "Drive answered in a way that is not understood"),
 )  # fmt: skip
+
+
+# Pages in place of public files
+_ACCOUNT = "sign in (`cachedfs login drive`), or give an API key, drive={{'api_key': '...'}}"
+_TITLE = re.compile("<title>(?:Google Drive - )?([^<]*)</title>", re.IGNORECASE)
+# Their text is the status, and the page.
+_PAGES = (
+    ErrorRow(
+        None, "", AccessDenied,
+        "this file is not public", f": ask its owner to share it with 'Anyone with the link', or {_ACCOUNT}",
+        text="^30[23] |<title>(Google Drive - )?Sign in",
+    ),
+    ErrorRow(404, "", ObjectNotFound, "there is no such file, or it is not public", "; check the id"),
+    ErrorRow(
+        None, "", QuotaExceeded,
+        "too many users have viewed or downloaded this file recently; Google allows more within 24 hours",
+        f". A copy of it in a Drive of your own has its own quota: {_ACCOUNT}",
+        text="<title>[^<]*Quota exceeded|Too many users have viewed",
+    ),
+    ErrorRow(
+        500, "", NotDownloadable, "without an account only files and folders can be read, no documents", f": {_ACCOUNT}"
+    ),
+    ErrorRow(
+        None, "", AccessDenied, "Google does not give this file to everybody", f": {_ACCOUNT}",
+        text="^403 |<title>[^<]*nfected",
+    ),
+    ErrorRow(None, "", CachedFSError, "Google answered with a page in place of the file", f": {_ACCOUNT}"),
+)  # fmt: skip
+
+
+def page_failure(request: HTTPRequest, status: int, body: bytes) -> CachedFSError:
+    """Return what a page for people means that answers a request for a public file."""
+    text = body.decode("utf-8", "replace")
+    title = found[1].strip() if (found := _TITLE.search(text)) else f"status {status}"
+    return refusal(request, status, title, _PAGES, f"{status} {text}")
 
 
 # Refused tokens

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import os
 import weakref
-from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Any, ClassVar, Self
 
 from fsspec.asyn import sync, sync_wrapper
@@ -271,7 +270,7 @@ class DriveFileSystem(BaseFileSystem):
         paths = await self._expand_path(path)
         if recursive:  # what is below another goes with it
             given = set(paths)
-            paths = [each for each in paths if given.isdisjoint(_above(each))]
+            paths = [each for each in paths if given.isdisjoint(map(str, PurePosixPath(each).parents))]
         await side_by_side(self.origin.writer.remove(each, folders=recursive) for each in paths)
 
     async def _rmdir(self, path: Any) -> None:
@@ -331,8 +330,9 @@ class DriveFileSystem(BaseFileSystem):
         """
         info, account = await self.origin.lookup(self._strip_protocol(path)), self.origin.account
         params = {"fields": "kind,id,name,mimeType,capabilities", **api.ANY_DRIVE}
-        url, doing = account.address("files", str(info.id)), "looking up permissions"
-        request = account.request(url, info.path, doing, params=params, headers=key_of(info))
+        request = account.request(
+            ("files", info.id), info.path, "looking up permissions", params=params, headers=key_of(info)
+        )
         item = await account.call(request)
         return dict(item.get("capabilities") or {})
 
@@ -355,12 +355,6 @@ class DriveFileSystem(BaseFileSystem):
         return super().__reduce__()
 
 
-def _above(path: str) -> Iterator[str]:
-    while path:
-        path = path.rpartition("/")[0]
-        yield path
-
-
 class DriveFile(AbstractBufferedFile):
     """A file of Drive open for reading, in the version it had when it was opened."""
 
@@ -381,8 +375,7 @@ def _close(loop: asyncio.AbstractEventLoop | None, origin: DriveOrigin, pid: int
     """Close the connections of a filesystem that is no longer used, unless they belong to a parent process."""
     if os.getpid() != pid:
         _INHERITED.append(origin)
-        return
-    if loop is not None and loop.is_running():
-        with contextlib.suppress(Exception):  # on the loop itself, or as the process ends
-            sync(loop, origin.aclose, timeout=1.0)
-    origin.account.close_now()
+    elif (clients := origin.account.connected.take()) is not None:
+        from fsspec.implementations.http import HTTPFileSystem  # which imports aiohttp, as the clients did
+
+        HTTPFileSystem.close_session(loop, clients.session)

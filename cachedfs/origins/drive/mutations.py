@@ -6,7 +6,7 @@ import asyncio
 import errno
 import logging
 import mimetypes
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
@@ -25,8 +25,15 @@ from cachedfs.errors import (
 from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount, key_of
-from cachedfs.origins.drive.drive_path import id_and_key, must_have_a_name, name_of, place_of
-from cachedfs.origins.drive.paths import PathResolver, missing, must_be_there
+from cachedfs.origins.drive.drive_path import (
+    id_and_key,
+    missing,
+    must_be_there,
+    must_have_a_name,
+    name_of,
+    place_of,
+)
+from cachedfs.origins.drive.paths import PathResolver
 from cachedfs.origins.drive.upload import Upload
 from cachedfs.origins.upload import UploadContent, check_version, version_conflict
 
@@ -63,8 +70,8 @@ class DriveWriter:
         """
         async with self._alone(path):
             if isinstance(replaces, ObjectInfo):
-                before = await self._standing(path, replaces)
-                return await self._write_into(path, content, before, replaces, mtime_ns)
+                await self._check_standing(path, replaces)
+                return await self._write_into(path, content, replaces, mtime_ns)
             try:
                 folder, items = await self._items(path, checked_s=CHECKED_S)
             except _NoFolder:
@@ -73,27 +80,27 @@ class DriveWriter:
             if items and replaces is None:
                 raise ObjectExists(f"{api.url_of(path)}: exists already, and was to be new")
             if items:
-                before, known = await self._written_into(path, items)
-                return await self._write_into(path, content, before, known, mtime_ns)
+                item, info = await self._tree.chosen(items, path)
+                _must_have_content(path, item)
+                return await self._write_into(path, content, info, mtime_ns)
             mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
             resource = {"mimeType": mime, **_times(mtime_ns), **await self._new_item(path, folder, mime)}
             item = await Upload(self._account, path, content, resource).run()
             return self._tree.known.created(path, must_be_there(path, item))
 
-    async def _standing(self, path: str, version: ObjectInfo) -> Mapping[str, Any]:
-        """Return the item of a version; raise ObjectChanged if the file has another one, or is no longer at `path`."""
+    async def _check_standing(self, path: str, version: ObjectInfo) -> None:
+        """Raise ObjectChanged if a file has another version than this one, or is no longer at `path`."""
         url = api.url_of(path)
-        if version.id is None:
-            raise ObjectNotFound(f"{url}: a shortcut to a file that is gone")
         try:
-            item = await self._account.item(version.id, path, key=version.details.get("resourceKey"))
+            item = await self._account.item(
+                _id_of(version, path), path, key=version.details.get("resourceKey")
+            )
         except ObjectNotFound as error:
             raise version_conflict(url, version, None) from error
         if api.is_trashed(item) or not self._is_at(path, item, version):
             raise version_conflict(url, version, None)
         check_version(url, version, api.item_info(item, path))
         _must_have_content(path, item)
-        return item
 
     def _is_at(self, path: str, item: Mapping[str, Any], version: ObjectInfo) -> bool:
         """Return whether an item has the name in `path`, and is in that folder as far as this is known."""
@@ -104,32 +111,16 @@ class DriveWriter:
         return is_in and api.shown(item["name"]) == name_of(path)
 
     async def _write_into(
-        self,
-        path: str,
-        content: UploadContent,
-        before: Mapping[str, Any],
-        known: ObjectInfo,
-        mtime_ns: int | None,
+        self, path: str, content: UploadContent, known: ObjectInfo, mtime_ns: int | None
     ) -> ObjectInfo:
-        """Write a new revision of the item `before`, which `known` shows at `path`; return its metadata."""
-        resource = {"mimeType": before["mimeType"], **_times(mtime_ns)}
-        item = must_be_there(path, await Upload(self._account, path, content, resource, before["id"]).run())
-        info = api.item_info(item, path)
+        """Write a new revision of the file that is `known` at `path`; return its metadata."""
+        resource = {"mimeType": known.details["mimeType"], **_times(mtime_ns)}
+        item = await Upload(self._account, path, content, resource, _id_of(known, path)).run()
+        info = api.item_info(must_be_there(path, item), path)
         kept = {name: known.details[name] for name in ("shortcut", "same_name") if name in known.details}
         if not place_of(path).names:  # as `PathResolver.lookup` has it
             kept["title"] = item["name"]
         return replace(info, details={**info.details, **kept})
-
-    async def _written_into(
-        self, path: str, items: Sequence[Mapping[str, Any]]
-    ) -> tuple[Mapping[str, Any], ObjectInfo]:
-        """Return the item that holds the content of `path` (for a shortcut its target), and the metadata of `path`."""
-        item, info = await self._tree.chosen(items, path)
-        _must_have_content(path, item)
-        if (target := api.shortcut_target(item)) is None:
-            return item, info
-        found = await self._account.item(target["targetId"], path, key=target.get("targetResourceKey"))
-        return must_be_there(path, found), info
 
     async def remove(self, path: str, *, folders: bool = False) -> None:
         """Move the item that `path` names to the trash, or delete it if `trash_only` is off; a folder with its contents.
@@ -156,7 +147,7 @@ class DriveWriter:
             if exist_ok and (made := self._tree.known.get(path, since=began)) is not None:
                 return made  # while this waited: of many files in a new folder the first one makes it for all
             try:
-                info = await self._tree.lookup(path, sure=True, for_folder=True)
+                info = await self._tree.lookup(path, checked_s=0.0, for_folder=True)
             except ObjectNotFound:
                 parent = folder_of(path)
                 make = self.make_folder(parent, exist_ok=True) if parents else self._tree.folder(parent)
@@ -190,21 +181,20 @@ class DriveWriter:
 
     async def _copy(self, source: str, target: str) -> bool:
         """Copy a file; return True, and do nothing, for a folder."""
-        info = await self._tree.lookup(source, sure=True)
+        info = await self._tree.lookup(source, checked_s=0.0)
         if info.kind == "directory":
             return True
-        if info.id is None:
-            raise ObjectNotFound(f"{api.url_of(source)}: a shortcut to a file that is gone")
+        id = _id_of(info, source)
         must_have_a_name(target)
         folder, before = await self._items(target)
         for item in before:
-            if item["id"] == info.id:
+            if item["id"] == id:
                 return False  # onto itself
             _must_have_content(target, item)
         # Of several, the one that the name means; the copy is newer than the others.
         replaced = (await self._tree.chosen(before, target))[0] if before else None
         resource, keys = await self._new_item(target, folder, info.details["mimeType"]), key_of(info)
-        copy = await self._account.change("POST", info.id, target, "copying to it", resource, headers=keys)
+        copy = await self._account.change("POST", id, target, "copying to it", resource, headers=keys)
         must_be_there(target, copy)
         await self._replace(target, replaced, folder, lambda: self._account.remove(copy["id"], target))
         self._tree.known.created(target, copy)
@@ -300,7 +290,7 @@ class DriveWriter:
         """
         if place_of(path).names:
             try:
-                folder, items = await self._tree.at(path, sure=True, checked_s=checked_s)
+                folder, items = await self._tree.at(path, checked_s=checked_s)
             except ObjectNotFound as error:
                 raise _NoFolder(str(error)) from error
             _must_be_real(path, folder, is_write=is_write)
@@ -365,6 +355,14 @@ def _times(mtime_ns: int | None) -> dict[str, str]:
     """Return the field of a file that has a time of modification: Drive keeps milliseconds."""
     at = rfc3339(mtime_ns, 3)
     return {} if at is None else {"modifiedTime": at}
+
+
+def _id_of(info: ObjectInfo, path: str) -> str:
+    if info.id is None:
+        raise ObjectNotFound(
+            f"{api.url_of(path)}: a shortcut to a file that is gone, or that is not shared with this account"
+        )
+    return info.id
 
 
 def _must_have_content(path: str, item: Mapping[str, Any]) -> None:

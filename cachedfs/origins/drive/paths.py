@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
@@ -34,6 +35,8 @@ from cachedfs.origins.drive.drive_path import (
     SHARED_WITH_ME,
     has_feed,
     id_and_key,
+    missing,
+    must_be_there,
     name_of,
     place_of,
 )
@@ -57,12 +60,16 @@ class PathResolver:
         self._warned: set[str] = set()
 
     async def lookup(
-        self, path: str, parent: ObjectInfo | None = None, *, sure: bool = False, for_folder: bool = False
+        self,
+        path: str,
+        parent: ObjectInfo | None = None,
+        *,
+        checked_s: float = math.inf,
+        for_folder: bool = False,
     ) -> ObjectInfo:
         """Return the object or folder that `path` is, with one request if its folder is known; raise ObjectNotFound.
 
-        `sure` checks the remembered folders above it too, in concurrent requests. `for_folder` prefers a folder over
-        other items of the same name.
+        `checked_s`: as in `at`. `for_folder` prefers a folder over other items of the same name.
         """
         place = place_of(path)
         if not place.names:
@@ -72,11 +79,15 @@ class PathResolver:
         else:
             if parent is not None:  # a file: a folder may have its name, as it is now
                 self.known.expire_way(parent.path)
-            if folder_of(path) == MY_DRIVE and self._my_drive is None and not (sure or for_folder):
+            if (
+                folder_of(path) == MY_DRIVE
+                and self._my_drive is None
+                and not (checked_s < math.inf or for_folder)
+            ):
                 # Its own id is not needed.
                 items = await self.named(path, api.folder_info(MY_DRIVE, api.ROOT))
             else:
-                _, items = await self.at(path, sure=sure)
+                _, items = await self.at(path, checked_s=checked_s)
         if not items:
             raise missing(path, "no item of this name is in the folder, or this account may not see it")
         if chunk := _CHUNK_IN_FOLDERS.fullmatch(path):
@@ -198,19 +209,17 @@ class PathResolver:
                 "again; if that stays, ask its owner to share it anew with the account that signs in"
             ) from error
 
-    async def at(
-        self, path: str, *, sure: bool = False, checked_s: float = 0.0
-    ) -> tuple[ObjectInfo, list[dict[str, Any]]]:
+    async def at(self, path: str, *, checked_s: float = math.inf) -> tuple[ObjectInfo, list[dict[str, Any]]]:
         """Return the folder of `path` and the items of that name in it.
 
-        Remembered folders that are gone are looked up again. `sure` checks concurrently that the remembered folders are
-        where they were, unless that was checked within `checked_s` seconds: a write must not follow a renamed folder.
+        Remembered folders that are gone are looked up again. Those that were not checked within `checked_s` seconds to be
+        where they were are checked in concurrent requests: a write must not follow a renamed folder.
         """
         parent = folder_of(path)
         if (folder := self.known.get(parent)) is not None:
             with suppress(ObjectNotFound):
                 asked: list[Coroutine[Any, Any, Any]] = [self.named(path, folder)]
-                asked += [self.known.stands_still(parent, checked_s)] if sure else []
+                asked += [self.known.stands_still(parent, checked_s)] if checked_s < math.inf else []
                 items, *stands = await side_by_side(asked)
                 if all(stands):
                     return folder, items
@@ -384,15 +393,3 @@ def _shared_drive(path: str, drive: Mapping[str, Any]) -> ObjectInfo:
 
 async def _no_further_page() -> None:
     raise TimeoutError
-
-
-def must_be_there(path: str, item: dict[str, Any]) -> dict[str, Any]:
-    """Return an item; raise ObjectNotFound if it is in the trash."""
-    if api.is_trashed(item):
-        raise missing(path, "it is in the trash")
-    return item
-
-
-def missing(path: str, why: str) -> ObjectNotFound:
-    """Return the error for a path that names nothing."""
-    return ObjectNotFound(f"{api.url_of(path)}: no such file or folder: {why}")

@@ -21,18 +21,17 @@ from urllib.parse import unquote
 
 from cachedfs.common.drive_links import NATIVE, canonical_path
 from cachedfs.common.types import ObjectInfo, Range
-from cachedfs.errors import AccessDenied, CachedFSError, NotDownloadable, ObjectNotFound, QuotaExceeded
+from cachedfs.errors import AccessDenied, CachedFSError, NotDownloadable, ObjectNotFound
 from cachedfs.origins.base import content_range, http_date, number, range_header
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.connection import DriveConnection
+from cachedfs.origins.drive.failures import page_failure
 from cachedfs.origins.evidence import is_recent, unique_fingerprint
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.retry import RetryableError
 
-GOOD = frozenset({200, 206, 302, 303, 403, 404, 416, 500})  # what `page_error` explains is among them
+GOOD = frozenset({200, 206, 302, 303, 403, 404, 416, 500})  # what `page_failure` explains is among them
 _DOWNLOADS, _PAGES = "https://drive.usercontent.google.com", "https://drive.google.com"
-_TITLE = re.compile(rb"<title>(?:Google Drive - )?([^<]*)</title>", re.IGNORECASE)
-_ACCOUNT = "sign in (`cachedfs login drive`), or give an API key, drive={'api_key': '...'}"
 _ID_AND_KEY = re.compile(r"id:([^,/]+)(?:,resourcekey=(.+))?")
 _ID = re.compile(r"entry-([\w-]{8,})", re.ASCII)
 _MIME = re.compile(r"/type/([\w.+-]+/[\w.+-]+)$")
@@ -48,30 +47,6 @@ def is_page(status: int, headers: Mapping[str, str]) -> bool:
     return status not in (200, 206, 416) or (
         status != 416 and "attachment" not in headers.get("Content-Disposition", "")
     )
-
-
-def page_error(status: int, headers: Mapping[str, str], body: bytes, url: str) -> CachedFSError:
-    """Return the error that a page means."""
-    found = _TITLE.search(body)
-    title = found[1].decode("utf-8", "replace").strip() if found else f"status {status}"
-    if status in (302, 303) or title.startswith("Sign in"):
-        return AccessDenied(
-            f"{url}: this file is not public: ask its owner to share it with 'Anyone with the link', or {_ACCOUNT}"
-        )
-    if status == 404:
-        return ObjectNotFound(f"{url}: there is no such file, or it is not public; check the id")
-    if "Quota exceeded" in title or b"Too many users have viewed" in body:
-        return QuotaExceeded(
-            f"{url}: too many users have viewed or downloaded this file recently; Google allows more within 24 hours. "
-            f"A copy of it in a Drive of your own has its own quota: {_ACCOUNT}"
-        )
-    if status == 500:
-        return NotDownloadable(
-            f"{url}: without an account only files and folders can be read, no documents: {_ACCOUNT}"
-        )
-    if status == 403 or "nfected" in title:
-        return AccessDenied(f"{url}: Google does not give this file to everybody ({title}): {_ACCOUNT}")
-    return CachedFSError(f"{url}: Google answered with a page ({title}) in place of the file; {_ACCOUNT}")
 
 
 def item_of(id: str, key: str | None, status: int, headers: Mapping[str, str]) -> dict[str, Any]:
@@ -267,7 +242,7 @@ class PublicDrive:
             if answer.status == 500 and next(n_failed) < tries:
                 raise RetryableError("the public address answered 500")
             if is_page(answer.status, answer.headers):
-                raise page_error(answer.status, answer.headers, answer.body, request.subject)
+                raise page_failure(request, answer.status, answer.body)
             return item_of(id, key, answer.status, answer.headers)
 
         return await self._to.answered(request, item_in)

@@ -1,4 +1,4 @@
-"""Google Drive's limits a minute and a day, and what an account used of them.
+"""Google Drive's limits of requests and bytes: their rates a minute, and what an account used of a day.
 
 All numbers of Google are here. Their source is developers.google.com/workspace/drive/api/guides/limits (2026); the
 limits on new items are undocumented.
@@ -11,15 +11,30 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import NamedTuple
 
 from cachedfs.common.text import per_cent, size
 from cachedfs.errors import QuotaExceeded
-from cachedfs.origins.drive.rates import RateLimit, SentRequest, SentRequests
 from cachedfs.origins.http_request import HTTPRequest
+from cachedfs.origins.retry import RetryableError
+
+logger = logging.getLogger("cachedfs.origins")
+
+
+class RateLimit(NamedTuple):
+    """At most `units` in any `window_s` seconds; a request is one, or what `costs` says for its kind."""
+
+    units: float
+    window_s: float
+    costs: Mapping[str, float] = {}
+
+    def cost(self, kind: str) -> float:
+        return self.costs.get(kind, self.costs.get("other", 1.0))
+
 
 # Google does not say if `alt=media` is a download: we take the higher cost.
 UNITS = {"other": 5, "list": 100, "download": 200, "edit": 50, "create": 50}
@@ -33,23 +48,134 @@ UNITS_A_DAY = 400_000_000
 BYTES_A_DAY = 10**12  # sent by Google
 
 _WARN = 0.8  # of a day's units or bytes
+_CREATE = "create"
+_MANY_WAIT = 24  # some ten seconds at the rate that Drive has
+# Seconds until a higher limit is tried again. A wrong low limit costs an hour; a try costs some 20 refusals.
+RETRY_HIGHER_S = 3600.0
+_WEIGHT = 1 / 32  # of the newest answer in the moving average of refusals
+# Share of refusals that means a full minute: 6 in a row, or 1 in 7 for a while. Otherwise the worst days have 1 in 70.
+_MAX_REFUSED = 0.15
+_MIN_SHARE = 1 / 32  # share of a limit that we always use
+_KEPT = 0.9  # of what was accepted in the last minute: the rest lets others in
+_DOUBLES_S = 60.0  # the least time in which our share doubles
+_PAUSE_S = 4.0  # between single requests in a full minute, until one is accepted
+# Share of what we may use that speculative requests use up. With those that are just being started, it is less than 80 %.
+_SPECULATIVE = 0.75
+_RECHECK_S = 0.05  # seconds until the next check while requests wait for their turn
+_MOST_S = 1.0  # seconds until the next check: the share may change, and a new day begin
+
 _Sum = tuple[int, int]  # units and bytes
 
-_CREATE = "create"
-# Sent, or waiting for their rate, and not answered: at a third of a second each 24 a second.
-_CREATED_AT_ONCE = 8
-_MANY_WAIT = 16  # a minute's quarter at the rate that Drive has
-_CHECK_S = 1.0  # between checks whether a new day has begun
 
-logger = logging.getLogger("cachedfs.origins")
+class SentRequest(NamedTuple):
+    """One request that was sent, and when, by the monotonic clock."""
+
+    kind: str
+    at: float
+
+
+class SentRequests:
+    """The requests sent under one limit, and how much of the limit this process uses.
+
+    The service does not state its limit, so we try a ladder of known limits, the highest first. Many refusals in a short
+    time mean that the minute is full: a lower limit applies, or others use a part of it. Then we keep to about what the
+    service accepted from us in the last minute, and try more as it accepts more. So processes that share a limit find their
+    shares of it. A single refusal means nothing: services refuse some requests of every client.
+    """
+
+    def __init__(self, ladder: Sequence[RateLimit], *, mostly: str = "download") -> None:
+        """`mostly` is the kind of the requests that are sent most."""
+        self._ladder, self._mostly, self._order = ladder, mostly, asyncio.Lock()
+        self.rung = 0  # index of the limit in its ladder
+        self.share = 1.0  # share of the limit that we use
+        self.refused = 0.0  # moving average of answers that say "too many requests"
+        self._cut_at = 0.0  # when the share was last lowered; answers to earlier requests are ignored
+        self._open_at = 0.0  # nothing is sent before
+        self._is_full = False  # single requests are sent after pauses until one is accepted
+        # In the last window, without the refused ones, which cost nothing; and their units.
+        self._sent, self._used = deque[SentRequest](), 0.0
+
+    @property
+    def limit(self) -> RateLimit:
+        return self._ladder[self.rung]
+
+    def wait_s(self, kind: str, now: float, *, part: float = 1.0) -> float:
+        """Return in how many seconds to check again whether a request may be sent; 0: now.
+
+        `part` is the part of our share that may be used up with it.
+        """
+        if self.rung and now > self._cut_at + RETRY_HIGHER_S:
+            self._use(0, 1.0)
+        cost, allowed = self.limit.cost(kind), self.limit.units * self.share * part
+        # Where a window has no room for one request, it is sent in a longer time.
+        window_s = self.limit.window_s * max(1.0, cost / allowed)
+        while self._sent and self._sent[0].at + window_s <= now:
+            self._used -= self.limit.cost(self._sent.popleft().kind)
+        is_free = not self._sent or self._used + cost <= allowed
+        return max(0.0, self._open_at - now, 0.0 if is_free else self._sent[0].at + window_s - now)
+
+    def send(self, kind: str, now: float) -> SentRequest:
+        """Count a request as sent."""
+        sent = SentRequest(kind, now)
+        self._sent.append(sent)
+        self._used += self.limit.cost(kind)
+        if self._is_full:
+            self._open_at = now + _PAUSE_S
+        return sent
+
+    def answered(self, sent: SentRequest, now: float, *, refused: bool) -> None:
+        """Adjust the share to an answer; `refused`: it said "too many requests"."""
+        limit, cost = self.limit, self.limit.cost(sent.kind)
+        if refused and sent in self._sent:
+            self._sent.remove(sent)
+            self._used -= cost
+        if sent.at < self._cut_at:
+            return
+        self.refused += (refused - self.refused) * _WEIGHT
+        if not refused:
+            self._is_full, self._open_at = False, 0.0
+            self.share = min(1.0, self.share + cost / limit.units * limit.window_s / _DOUBLES_S)
+        elif self._is_full:
+            self._open_at = now + _PAUSE_S
+        elif self.refused >= _MAX_REFUSED:
+            self._cut(now)
+            per_s = self.per_s()
+            logger.info(
+                "the service refuses requests as too many; the rate is lowered to %.1f per second", per_s
+            )
+
+    def _cut(self, now: float) -> None:
+        half = self.share / 2
+        self._use(min(self.rung + 1, len(self._ladder) - 1), 1.0)
+        self.share = min(1.0, max(half, _KEPT * self._used / self.limit.units, _MIN_SHARE))
+        self._is_full, self._cut_at, self._open_at = True, now, now + _PAUSE_S
+
+    def _use(self, rung: int, share: float) -> None:
+        self.rung, self.share, self.refused = rung, share, 0.0
+        self._used = sum(self.limit.cost(sent.kind) for sent in self._sent)
+
+    def per_s(self) -> float:
+        """Return how many of the requests that are sent most may be sent each second in the long run."""
+        return self.limit.units * self.share / self.limit.window_s / self.limit.cost(self._mostly)
+
+    async def spend(self, kind: str, clock: Callable[[], float]) -> SentRequest:
+        """Count a request as sent when it may be, in the order of the calls."""
+        async with self._order:
+            now = clock()
+            while wait_s := self.wait_s(kind, now):
+                await asyncio.sleep(min(wait_s, _MOST_S))
+                now = clock()
+            return self.send(kind, now)
+
+    def spare_s(self, now: float) -> float:
+        """Return in how many seconds to check again whether a speculative request may be sent; 0: now."""
+        if self._order.locked():
+            return _RECHECK_S
+        return min(self.wait_s(self._mostly, now, part=_SPECULATIVE), _MOST_S)
 
 
 class DriveLimits:
-    """Limits of the requests of one account in this process: Google's rates, and a share of the daily quota.
-
-    One rate counts all requests, and another one those that create items. The quota's `share` None is no limit; `stops`
-    is "speculation" or "everything".
-    """
+    """Limits of the requests of one account in this process: Google's rates, and a share of the daily quota (or None)."""
 
     def __init__(
         self,
@@ -64,10 +190,9 @@ class DriveLimits:
         self._clock, self.requests = clock, SentRequests(REQUESTS)
         self.creates = SentRequests(CREATES, mostly=_CREATE)
         self.n_created = 0
-        self._creating, self._n_waiting = asyncio.Semaphore(_CREATED_AT_ONCE), 0
-        self._has_warned = False  # that many items wait
+        self._n_waiting, self._has_warned = 0, False  # items that wait for their turn
 
-    async def wait(self, request: HTTPRequest) -> tuple[SentRequest, ...]:
+    async def wait(self, request: HTTPRequest) -> SentRequest:
         """Wait until a request may be sent, and count it as sent; return what `answered` needs.
 
         Raises QuotaExceeded if the quota's share is used up.
@@ -79,17 +204,13 @@ class DriveLimits:
                 "are used today. Cached data can still be read, also expired data with offline=True. The day ends at "
                 f"{end_of(used.day)}; raise daily_limit to go on"
             )
-        created = (await self.creates.spend(_CREATE, self._clock),) if request.kind == _CREATE else ()
-        return (await self.requests.spend(request.kind, self._clock), *created)
+        return await self.requests.spend(request.kind, self._clock)
 
-    def answered(self, sent: tuple[SentRequest, ...], *, refused: bool) -> None:
-        """Adjust the rates to an answer; `refused` means it said "too many requests"."""
-        request, *created = sent
-        for each in created:
-            self.creates.answered(each, self._clock(), refused=refused)
+    def answered(self, sent: SentRequest, *, refused: bool) -> None:
+        """Adjust the rate to an answer; `refused` means it said "too many requests"."""
         # A refused create counts for new items only: their limit is far lower, and the error is the same.
-        if not (created and refused):
-            self.requests.answered(request, self._clock(), refused=refused)
+        if not (refused and sent.kind == _CREATE):
+            self.requests.answered(sent, self._clock(), refused=refused)
 
     def count(self, request: HTTPRequest, n_bytes: int) -> None:
         """Count a request that was answered with `n_bytes` against the quota."""
@@ -97,7 +218,7 @@ class DriveLimits:
 
     def spare_s(self) -> float:
         """Return in how many seconds to check again whether a speculative request delays no caller; 0: now."""
-        return _CHECK_S if self._is_reached() else self.requests.spare_s(self._clock())
+        return _MOST_S if self._is_reached() else self.requests.spare_s(self._clock())
 
     def _is_reached(self) -> bool:
         if self._share is None:
@@ -116,7 +237,7 @@ class DriveLimits:
 
     @asynccontextmanager
     async def creating(self) -> AsyncIterator[None]:
-        """Hold one of the slots for new items (files, folders, copies); first come, first served."""
+        """Wait until a new item (file, folder, copy) may be made, and adjust their rate to the answer."""
         self._n_waiting += 1
         if not self._has_warned and self._n_waiting >= _MANY_WAIT:
             self._has_warned = True
@@ -125,14 +246,17 @@ class DriveLimits:
                 "file is made as fast as a small one: pack (a sharded Zarr, a tar, parquet)"
             )
         try:
-            await self._creating.acquire()
+            sent = await self.creates.spend(_CREATE, self._clock)
         finally:
             self._n_waiting -= 1
         try:
             yield
-            self.n_created += 1
-        finally:
-            self._creating.release()
+        except RetryableError as failed:
+            if failed.is_rate:
+                self.creates.answered(sent, self._clock(), refused=True)
+            raise
+        self.creates.answered(sent, self._clock(), refused=False)
+        self.n_created += 1
 
 
 # Days

@@ -179,7 +179,7 @@ class DriveMediaRead(ResumableRead):
         if self.account.is_public and status == 500:  # the lookup found a file
             raise RetryableError("the public address answered 500")
         if self.account.is_public and public.is_page(status, body.headers):
-            raise public.page_error(status, body.headers, await body.read_start(), self.url)
+            raise failures.page_failure(request, status, await body.read_start())
         if status == 416:
             await self._look_up()  # shorter by now: that is the answer
         self._offset = self._start_of(status, body.headers, span)

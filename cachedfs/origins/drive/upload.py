@@ -7,6 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import quote
 
 from cachedfs.errors import CachedFSError
 from cachedfs.origins.drive import api
@@ -82,7 +83,9 @@ class Upload(GoogleUpload[dict[str, Any]]):
         return await self.account.answered(request, parse)
 
     def begin(self, kind: str, headers: Mapping[str, str], data: bytes) -> HTTPRequest:
-        url, method = self.account.address("files", self.into, upload=True), "PATCH" if self.into else "POST"
+        url, method = f"{self.base}/upload/drive/v3/files", "POST"
+        if self.into is not None:
+            url, method = f"{url}/{quote(self.into, safe='')}", "PATCH"
         params = {"uploadType": kind, "fields": api.ITEM_FIELDS, **api.ANY_DRIVE}
         more: dict[str, Any] = {"params": params, "headers": headers, "data": data}
         return self.account.request(url, self.path, "writing it", method=method, **more)

@@ -1,8 +1,6 @@
 """Errors of Drive: which exception each becomes, and which requests are retried."""
 
-import errno
 import json
-import re
 import socket
 from dataclasses import replace
 
@@ -11,21 +9,13 @@ import pytest
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import (
     AccessDenied,
-    CachedFSError,
-    NotDownloadable,
-    ObjectChanged,
-    ObjectNotFound,
     OriginUnavailable,
     OriginUnreachable,
-    QuotaExceeded,
 )
-from cachedfs.origins.drive import api, failures
-from cachedfs.origins.drive.credentials import SignIn
+from cachedfs.origins.drive import api
 from cachedfs.origins.drive.options import DriveOptions
-from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.retry import RetryableError, RetryPolicy
 from cachedfs.sim import Fault
-from cachedfs.sim.messages import Refusal
 from tests.origins.contract import DATA, names, read
 
 TOKEN = "ya29.very-secret"
@@ -39,11 +29,6 @@ FILE = {"kind": "drive#file", "id": "1", "name": "x", "mimeType": "text/plain", 
 def path(server, folder, root):
     server.put(f"{folder}/a.bin", DATA)
     return f"{root}/a.bin"
-
-
-def failure(status, body, headers=None, *, pinned=False):
-    request = HTTPRequest(url="", params={}, subject="drive://x", doing="reading", is_pinned=pinned)
-    return failures.failure(request, status, headers or {}, body, SignIn("user", remedy="sign in"))
 
 
 async def ask(origin, kind, path, pinned=None):
@@ -68,25 +53,6 @@ async def pinned(make, server, path, root):
     return info
 
 
-# Refusals, by reason
-REFUSED = [
-    (401, "authError", AccessDenied, "the token of the account that signs in", errno.EACCES),
-    (403, "downloadQuotaExceeded", QuotaExceeded, "24 hours.*copy of the file", errno.EDQUOT),
-    (403, "quotaExceeded", QuotaExceeded, "storage of this account is full", errno.EDQUOT),
-    (403, "fileNotDownloadable", NotDownloadable, "no bytes", errno.ENOTSUP),
-    (404, "notFound", CachedFSError, "share it|removed", None),
-    (418, "teapot", CachedFSError, "not understood", errno.EIO),
-]
-
-
-@pytest.mark.parametrize(("status", "reason", "error", "says", "code"), REFUSED)
-def test_every_refusal_has_its_error(status, reason, error, says, code):
-    found = failure(status, Refusal(status, "no", reason=reason).to_json().encode())
-    assert isinstance(found, error)
-    assert re.search(rf"^drive://x(?s:.*)({says})", str(found))
-    assert code in (None, found.errno)
-
-
 async def test_a_refusal_becomes_its_error_and_is_not_retried(make, server, path, pinned, kind):
     server.fail(Fault(kind=kind, status=403, reason="insufficientFilePermissions", times=None))
     with pytest.raises(AccessDenied, match=rf"drive://{path}: access denied to the account") as caught:
@@ -98,12 +64,6 @@ async def test_a_refusal_becomes_its_error_and_is_not_retried(make, server, path
         )
     assert TOKEN not in str(caught.value)
     assert server.count(kind) == 1
-
-
-def test_the_download_quota_message_of_version_2_is_recognized():
-    item = {"domain": "usageLimits", "reason": "quotaExceeded", "location": "quota.download"}
-    body = json.dumps({"error": {"code": 403, "message": "The download quota", "errors": [item]}})
-    assert re.search(r"24 hours.*copy", str(failure(403, body.encode())))
 
 
 # Answers that are not those of the service
@@ -212,30 +172,6 @@ async def test_an_origin_reconnects_after_aclose(make, path):
 
 
 # Without requests
-@pytest.mark.parametrize("body", [b"<html>no</html>", b'{"error": {}}', b"notFound"])
-@pytest.mark.parametrize(
-    ("status", "pinned", "kind"),
-    [
-        (404, False, ObjectNotFound),
-        (404, True, ObjectChanged),
-        (409, False, FileExistsError),
-        (401, True, AccessDenied),
-        (403, False, AccessDenied),
-        (400, False, ValueError),
-        (503, True, RetryableError),
-    ],
-)
-def test_every_status_maps_to_an_error_or_a_retry(status, pinned, kind, body):
-    said = failure(status, Refusal(status, "no").to_json().encode(), pinned=pinned)
-    assert isinstance(said, kind)
-    if not isinstance(said, RetryableError):
-        assert str(said).startswith("drive://x: ")
-    # From a proxy, only a 401 is believed.
-    not_drives = failure(status, body, pinned=pinned)
-    assert isinstance(not_drives, AccessDenied if status == 401 else RetryableError)
-    assert "<html>" not in str(not_drives)
-
-
 @pytest.mark.parametrize(
     ("given", "near"),
     [("tokn", "token"), ("trash", "trash_only")],

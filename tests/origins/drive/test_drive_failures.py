@@ -5,7 +5,15 @@ import re
 
 import pytest
 
-from cachedfs.errors import AccessDenied
+from cachedfs.errors import (
+    AccessDenied,
+    CachedFSError,
+    NotDownloadable,
+    ObjectChanged,
+    ObjectNotFound,
+    QuotaExceeded,
+    SignInRefused,
+)
 from cachedfs.origins.drive.credentials import SignIn, find
 from cachedfs.origins.drive.failures import failure, token_remedy
 from cachedfs.origins.http_request import HTTPRequest
@@ -18,39 +26,78 @@ RATE = ("User Rate Limit Exceeded", "userRateLimitExceeded")
 ABUSE = ("This file has been identified as malware or spam.", "cannotDownloadAbusiveFile")
 
 
-def asked(text, reason, url=f"{FILES}/1", **request):
-    """Return what a 403 with this text and reason means."""
+def meaning(status, body, url=f"{FILES}/1", **request):
     sent = HTTPRequest(url=url, **{"params": {}, "subject": "drive://x", "doing": "doing it", **request})
-    body = Refusal(403, text, reason).to_json().encode()
-    return failure(sent, 403, {}, body, SignIn("user", None, "me", "REMEDY", for_scope="GET THE SCOPE"))
+    return failure(sent, status, {}, body, SignIn("user", None, "me", "REMEDY", for_scope="GET THE SCOPE"))
+
+
+def asked(text, reason, status=403, **request):
+    """Return what a refusal with this text and reason means."""
+    return meaning(status, Refusal(status, text, reason).to_json().encode(), **request)
 
 
 @pytest.mark.parametrize(
-    ("text", "reason", "request_", "says"),
+    ("text", "reason", "request_", "kind", "says"),
     [
-        (*SCOPES, {}, r"token of the account that signs in .me. does not cover the scope \S+/auth/drive.readonly .*: GET THE SCOPE$"),
-        (*SCOPES, {"method": "PATCH"}, r"does not cover the scope \S+/auth/drive \(.*: GET THE SCOPE$"),
-        (*SCOPES, {"url": f"{FILES}/generateIds"}, r"does not cover the scope \S+/auth/drive \("),
-        ("The user has not granted the app", "appNotAuthorizedToFile", {}, "scope.*GET THE SCOPE$"),
-        ("It has not been used in project 1", "accessNotConfigured", {}, "Drive API is off.*apis/library/drive"),
-        ("The drive.googleapis.com API requires a quota project", "accessNotConfigured", {}, "set-quota-project"),
-        ("Requests to this API method are blocked.", "forbidden", {}, "key is limited.*apis/credentials$"),
-        ("The domain administrators have disabled it", "domainPolicy", {}, "ask the administrator"),
-        ("No permission", "insufficientFilePermissions", {}, "check that the item is shared with it"),
-        ("No permission", "insufficientFilePermissions", {"method": "PATCH"}, "signs in .me., which may not change this.*edit$"),
-        ("No permission", "insufficientParentPermissions", {"method": "POST"}, "may not change this"),
-        ("It cannot be downloaded", "cannotDownloadFile", {}, "owner has switched off downloading"),
-        ("It cannot be copied", "cannotCopyFile", {"method": "POST"}, "owner has switched off copying"),
-        (*ABUSE, {}, 'owner can read it with drive={"acknowledge_abuse": True}'),
-        (*ABUSE, {"params": {"acknowledgeAbuse": "true"}}, "to its owner alone, also with acknowledge_abuse .*: sign in as"),
+        (*SCOPES, {}, AccessDenied, r"token of the account that signs in .me. does not cover the scope \S+/auth/drive.readonly .*: GET THE SCOPE$"),
+        (*SCOPES, {"method": "PATCH"}, AccessDenied, r"does not cover the scope \S+/auth/drive \(.*: GET THE SCOPE$"),
+        (*SCOPES, {"url": f"{FILES}/generateIds"}, AccessDenied, r"does not cover the scope \S+/auth/drive \("),
+        ("The user has not granted the app", "appNotAuthorizedToFile", {}, AccessDenied, "scope.*GET THE SCOPE$"),
+        ("It has not been used in project 1", "accessNotConfigured", {}, AccessDenied, "Drive API is off.*apis/library/drive"),
+        ("The drive.googleapis.com API requires a quota project", "accessNotConfigured", {}, AccessDenied, "set-quota-project"),
+        ("Requests to this API method are blocked.", "forbidden", {}, AccessDenied, "key is limited.*apis/credentials$"),
+        ("The domain administrators have disabled it", "domainPolicy", {}, AccessDenied, "ask the administrator"),
+        ("No permission", "insufficientFilePermissions", {}, AccessDenied, "check that the item is shared with it"),
+        ("No permission", "insufficientFilePermissions", {"method": "PATCH"}, AccessDenied, "signs in .me., which may not change this.*edit$"),
+        ("No permission", "insufficientParentPermissions", {"method": "POST"}, AccessDenied, "may not change this"),
+        ("It cannot be downloaded", "cannotDownloadFile", {}, AccessDenied, "owner has switched off downloading"),
+        ("It cannot be copied", "cannotCopyFile", {"method": "POST"}, AccessDenied, "owner has switched off copying"),
+        (*ABUSE, {}, AccessDenied, 'owner can read it with drive={"acknowledge_abuse": True}'),
+        (*ABUSE, {"params": {"acknowledgeAbuse": "true"}}, AccessDenied, "to its owner alone, also with acknowledge_abuse .*: sign in as"),
+        ("no", "downloadQuotaExceeded", {}, QuotaExceeded, "24 hours.*copy of the file"),
+        ("no", "quotaExceeded", {}, QuotaExceeded, "storage of this account is full"),
+        ("no", "fileNotDownloadable", {}, NotDownloadable, "no bytes"),
+        ("no", "authError", {"status": 401}, SignInRefused, "the token of the account that signs in .*: REMEDY$"),
+        ("no", "notFound", {"status": 404}, ObjectNotFound, "ask the owner to share it"),
+        ("no", "teapot", {"status": 418}, CachedFSError, "not understood"),
     ],
 )  # fmt: skip
-def test_a_refusal_says_what_helps(text, reason, request_, says):
+def test_a_refusal_says_what_helps(text, reason, request_, kind, says):
     found = asked(text, reason, **request_)
-    assert isinstance(found, AccessDenied)
+    assert isinstance(found, kind)
     assert str(found).startswith("drive://x: ")
-    assert f"(doing it: 403: {text})" in str(found)
+    assert f"(doing it: {request_.get('status', 403)}: {text})" in str(found)
     assert re.search(says, str(found))
+
+
+def test_the_download_quota_message_of_version_2_is_recognized():
+    item = {"domain": "usageLimits", "reason": "quotaExceeded", "location": "quota.download"}
+    body = json.dumps({"error": {"code": 403, "message": "The download quota", "errors": [item]}})
+    assert re.search(r"24 hours.*copy", str(meaning(403, body.encode())))
+
+
+@pytest.mark.parametrize("body", [b"<html>no</html>", b'{"error": {}}', b"notFound"])
+@pytest.mark.parametrize(
+    ("status", "pinned", "kind"),
+    [
+        (404, False, ObjectNotFound),
+        (404, True, ObjectChanged),
+        (409, False, FileExistsError),
+        (401, True, AccessDenied),
+        (403, False, AccessDenied),
+        (400, False, ValueError),
+        (503, True, RetryableError),
+    ],
+)
+def test_every_status_maps_to_an_error_or_a_retry(status, pinned, kind, body):
+    said = meaning(status, Refusal(status, "no").to_json().encode(), is_pinned=pinned)
+    assert isinstance(said, kind)
+    if not isinstance(said, RetryableError):
+        assert str(said).startswith("drive://x: ")
+    # From a proxy, only a 401 is believed.
+    not_drives = meaning(status, body, is_pinned=pinned)
+    assert isinstance(not_drives, AccessDenied if status == 401 else RetryableError)
+    assert "<html>" not in str(not_drives)
 
 
 @pytest.mark.parametrize(

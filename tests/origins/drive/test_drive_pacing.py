@@ -6,9 +6,8 @@ import types
 import pytest
 
 from cachedfs.common.types import Range
-from cachedfs.origins.drive import api, quota, rates
-from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter
-from cachedfs.origins.drive.rates import RateLimit, SentRequest
+from cachedfs.origins.drive import quota
+from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter, RateLimit, SentRequest
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
@@ -17,20 +16,6 @@ from tests.origins.contract import read
 pytestmark = pytest.mark.usefixtures("default_rate_limits")
 STALLED = RetryPolicy(base_s=0.001, cap_s=0.001, media_s=0.1, metadata_s=0.1)
 LATE = Fault(kind="media", stall_s=3600)
-
-
-# Costs
-def test_requests_have_the_costs_of_their_kinds():
-    for method, address, kind in (
-        ("GET", "/drive/v3/files", "list"),
-        ("GET", "/drive/v3/files/abc", "get"),
-        ("GET", "/drive/v3/changes/startPageToken", "get"),
-        ("POST", "/upload/drive/v3/files", "create"),
-        ("POST", "/drive/v3/files/abc/copy", "create"),
-        ("PATCH", "/upload/drive/v3/files/abc", "edit"),
-        ("DELETE", "/drive/v3/files/abc", "edit"),
-    ):
-        assert api.kind_of(method, f"https://www.googleapis.com{address}") == kind
 
 
 class RecordedLimits(DriveLimits):
@@ -43,10 +28,10 @@ class RecordedLimits(DriveLimits):
 
     async def wait(self, request):
         self.asked.append(request.kind)
-        return (SentRequest(request.kind, 0.0),)
+        return SentRequest(request.kind, 0.0)
 
     def answered(self, sent, *, refused):
-        self.refused += [sent[0].kind] * refused
+        self.refused += [sent.kind] * refused
 
 
 async def test_every_request_takes_a_turn_and_reports_refusals(make, server, folder, root):
@@ -85,7 +70,7 @@ async def test_requests_wait_for_a_full_minute_and_callers_before_speculation(
         now += pause_s
         slept.append(pause_s)
 
-    monkeypatch.setattr(rates, "asyncio", types.SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    monkeypatch.setattr(quota, "asyncio", types.SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     origin.account.limits = DriveLimits(QuotaMeter(), clock=lambda: now)
     above = await origin.lookup(root)
     while origin.spare_s() == 0:
@@ -98,7 +83,7 @@ async def test_requests_wait_for_a_full_minute_and_callers_before_speculation(
 
 
 async def test_refusals_in_bulk_lower_the_rate(make, server, folder, root, monkeypatch, caplog):
-    monkeypatch.setattr(rates, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(quota, "_PAUSE_S", 0.0)
     caplog.set_level("INFO", "cachedfs.origins")
     origin = make()
     server.put(f"{folder}/a", b"a")
@@ -119,22 +104,6 @@ async def test_refused_creations_slow_down_only_creations(make, server, root, mo
     await origin.call("pipe_file", f"{root}/a", b"a")
     assert origin.account.limits.creates.refused > 0.1
     assert origin.account.limits.requests.refused == 0
-
-
-async def test_items_are_created_at_three_a_second(make, server, root, monkeypatch):
-    now = 0.0
-
-    async def sleep(pause_s):
-        nonlocal now
-        now += pause_s
-
-    monkeypatch.setattr(rates, "asyncio", types.SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
-    origin = make()
-    origin.account.limits = DriveLimits(QuotaMeter(), clock=lambda: now)
-    for i in range(4):
-        await origin.call("pipe_file", f"{root}/{i}", b"x")
-    assert now == pytest.approx(3 / 2.85)
-    assert server.count("upload") == 4
 
 
 async def test_a_canceled_wait_for_a_turn_delays_no_other(monkeypatch):

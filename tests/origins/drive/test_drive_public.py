@@ -249,10 +249,22 @@ async def test_an_api_key_is_sent_to_google_alone(make, server, folder):
     assert [request.kind for request in server.requests] == ["media", "media"]
 
 
-async def test_a_passing_retryable_the_public_address_is_retried(make, server, folder, nobody):
+async def test_a_passing_trouble_of_the_public_address_is_retried(make, server, folder, nobody):
     id = published(server, f"{folder}/a")
     origin = make(token=None)
     page = {"Content-Type": "text/html"}
     for pinned in (None, await origin.lookup(f"id:{id}")):
         server.fail(Fault(kind="media", status=500, body="<title>Error 500</title>", headers=page))
         assert (await read(origin, f"id:{id}", None, pinned))[0] == DATA
+
+
+async def test_a_public_file_that_goes_while_it_is_read_is_no_absence(make, server, folder, nobody):
+    id = published(server, f"{folder}/a")
+    origin = make()
+    info = await origin.lookup(f"id:{id}")
+    server.remove(id)
+    for want in (None, Range(0, 10)):
+        with pytest.raises(ObjectChanged, match="was removed while it was read"):
+            await read(origin, f"id:{id}", want, info)
+    with pytest.raises(ObjectNotFound):
+        await read(origin, f"id:{id}")

@@ -2,7 +2,6 @@
 
 import asyncio
 import collections
-import contextlib
 import hashlib
 import io
 import json
@@ -17,8 +16,8 @@ from cachedfs.errors import (
     ObjectNotFound,
     OriginUnavailable,
 )
-from cachedfs.origins.drive import api, mutations
-from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter
+from cachedfs.origins.drive import api, mutations, quota
+from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter, RateLimit
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.origins.upload import PIECE, UploadContent
 from cachedfs.sim import Fault
@@ -286,28 +285,23 @@ def _costs(lost, is_done):
 
 
 # Rate of new items
-async def test_many_new_items_wait_for_their_turn_with_one_warning(caplog):
-    limits, running, peak = DriveLimits(QuotaMeter()), 0, 0
+async def test_many_new_items_wait_for_their_turn_with_one_warning(monkeypatch, caplog):
+    monkeypatch.setattr(quota, "CREATES", (RateLimit(1, 0.001),))
+    limits = DriveLimits(QuotaMeter())
 
     async def one():
-        nonlocal running, peak
         async with limits.creating():
-            running += 1
-            peak = max(peak, running)
-            await asyncio.sleep(0)
-            running -= 1
+            pass
 
     await asyncio.gather(*(one() for _ in range(50)))
-    assert peak == 8
     (warning,) = caplog.messages
     assert "2 to 3 new files a second" in warning
 
 
-async def test_an_overwrite_does_not_wait_for_a_turn(origin, server, folder, root):
-    id = server.put(f"{folder}/a", b"old")
-    async with contextlib.AsyncExitStack() as lookup_slots:
-        for _ in range(8):  # all turns
-            await lookup_slots.enter_async_context(origin.account.limits.creating())
+async def test_an_overwrite_does_not_wait_for_a_turn(make, server, folder, root, monkeypatch):
+    monkeypatch.setattr(quota, "CREATES", (RateLimit(1, 1e6),))
+    id, origin = server.put(f"{folder}/a", b"old"), make()
+    async with origin.account.limits.creating():  # the only one for days
         await write(origin.writer, f"{root}/a", b"new")
     assert (server.find(f"{folder}/a")[0]["id"], server.get(f"{folder}/a")) == (id, b"new")
 
@@ -321,7 +315,7 @@ async def test_an_overwrite_keeps_the_id_and_creates_one_revision(writer, server
         (found,) = server.find(f"{folder}/a")
         assert (found["id"], found["md5Checksum"]) == (id, md5(data))
     account = origin.account
-    request = account.request(account.address("files", id, "revisions"), "", "")
+    request = account.request(("files", id, "revisions"), "", "")
     revisions = await account.call(request, kind="drive#revisionList")
     assert len(revisions["revisions"]) == 3
 

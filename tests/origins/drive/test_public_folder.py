@@ -306,7 +306,7 @@ async def test_only_a_page_that_is_missing_too_makes_an_absence(make, server, tr
     assert isinstance(caught.value, FileNotFoundError) == (error is ObjectNotFound)
 
 
-async def test_a_passing_retryable_the_page_is_retried(make, server, tree):
+async def test_a_passing_trouble_of_the_page_is_retried(make, server, tree):
     origin = make()
     await origin.lookup(f"id:{tree}")
     page = {"Content-Type": "text/html"}
@@ -329,3 +329,11 @@ async def test_many_readers_of_a_folder_share_its_page(make, server, tree):
     asked(server)
     await asyncio.gather(*(origin.lookup(f"id:{tree}/sub/c", sub) for _ in range(20)))
     assert asked(server) == {"page": 1, "media": 20}
+
+
+def test_a_file_that_is_gone_from_a_cached_folder_is_no_absence(cached, server, folder, tree):
+    fs = cached(max_age="immutable")
+    assert fs.info(f"id:{tree}/a")["size"] == 1000
+    server.remove(server.find(f"{folder}/a")[0]["id"])
+    with pytest.raises(AccessDenied, match="does not show this name"):
+        fs.cat_file(f"id:{tree}/a")
