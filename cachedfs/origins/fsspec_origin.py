@@ -8,7 +8,6 @@ for the bytes of one ETag.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -62,7 +61,6 @@ def _is_same(now: ObjectInfo, then: ObjectInfo) -> bool:
     return now.kind == then.kind and next(evidence) == next(evidence)
 
 
-@dataclasses.dataclass(eq=False)
 class _Read(Read):
     """A read of one version; each piece is held back until its version is confirmed."""
 

@@ -6,7 +6,6 @@ asked, because its size may be another. fsspec's HTTPFileSystem gives the option
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
 import warnings
@@ -44,12 +43,11 @@ class HTTPConnection(NamedTuple):
     client: HTTPClient
 
 
-@dataclasses.dataclass(eq=False)
 class HTTPRead(ResumableRead):
     """A read of one version."""
 
     origin: HTTPOrigin
-    connection: HTTPConnection = dataclasses.field(init=False)
+    connection: HTTPConnection
 
     async def _open(self) -> None:
         self.connection = await self.origin.connection()

@@ -5,7 +5,6 @@ One request reads bytes and metadata of one version. With `If-Match`, a replaced
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import re
@@ -104,7 +103,6 @@ def root_of_store(store: Any) -> str:
     return f"{bucket}/{str(getattr(store, 'prefix', None) or '').strip('/')}".strip("/")
 
 
-@dataclasses.dataclass(eq=False)
 class _Read(Read):
     """A read of one version."""
 

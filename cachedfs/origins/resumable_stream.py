@@ -39,7 +39,6 @@ def check_length(response: HTTPResponse, expected: int) -> None:
         raise RetryableError(f"the answer has {length} bytes instead of {expected}")
 
 
-@dataclasses.dataclass(eq=False)
 class ResumableRead(Read):
     """A read over HTTP.
 
@@ -52,8 +51,7 @@ class ResumableRead(Read):
     _offset: int = 0  # offset of its next byte; before `_at` if the server ignored the range
     _body_stop: int = 0  # offset of its end
     _began: float = 0.0  # time of the policy's clock
-    # Received bytes are held until they are proven.
-    _held: deque[bytes] = dataclasses.field(default_factory=deque)
+    _held: deque[bytes]  # received bytes, until they are proven
     _stated: StatedChecksum | None = None  # what the bytes of a whole object have to have
     _hasher: Any = None  # computes it from the bytes received so far
     _holds: bool = False  # no byte is returned before the checksum is verified
@@ -72,7 +70,7 @@ class ResumableRead(Read):
 
     async def run(self) -> AsyncGenerator[bytes, None]:
         """Yield b"" when the headers have arrived, then the bytes. Retry and resume broken attempts."""
-        self._began, held = self.origin.policy.clock(), self._held
+        self._began, self._held = self.origin.policy.clock(), deque()
         while not self._is_open or self._at < self.stop:
             try:
                 await self._open()
@@ -82,7 +80,7 @@ class ResumableRead(Read):
                 response, stated, end = self._response, self._stated, min(self.stop, self._body_stop)
                 if self._at < end and not self._holds and "Content-Length" not in response.headers:
                     await self._hold_body(end)
-                while self._at < end or held:
+                while self._at < end or self._held:
                     if self._at < end:
                         if not (piece := await response.read_some()):
                             raise RetryableError(f"the body ended at byte {self._offset}")
@@ -90,7 +88,7 @@ class ResumableRead(Read):
                         if skip or self._offset > end:
                             piece = piece[skip : len(piece) + min(0, end - self._offset)]
                         self._at += len(piece)
-                        held.append(piece)
+                        self._held.append(piece)
                         if self._hasher is not None:
                             self._hasher.update(piece)
                     if self._at < self.stop and self._holds:
@@ -99,8 +97,8 @@ class ResumableRead(Read):
                         await self._raise_checksum(stated)
                     if self._look is not None and not await self._is_confirmed(self._look):
                         continue
-                    while held:
-                        if piece := held.popleft():
+                    while self._held:
+                        if piece := self._held.popleft():
                             yield piece
             except RetryableError as failed:
                 await self._retry(failed)

@@ -7,7 +7,6 @@ bytes, version and size in one answer, can be resumed, and is counted.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
@@ -44,7 +43,6 @@ def _quoted(text: str) -> str:
     return quote(text, safe="")
 
 
-@dataclasses.dataclass(eq=False)
 class GCSMediaRead(ResumableRead):
     """A read of one generation."""
 
