@@ -13,7 +13,7 @@ from cachedfs.report.event_reader import COUNTS, EventRecords
 if TYPE_CHECKING:
     from cachedfs.cache.index.block_rows import CachedPath
 
-N_BINS = 60
+N_BINS = 40  # as many bars fit on a phone
 N_LONGEST = 10  # how many of the objects with the longest waits to list
 
 Span = tuple[float, float]
