@@ -162,16 +162,16 @@ class Loader(Generic[T]):
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch for this rank. With echo, repetitions count."""
-        ranks = self._ranks()
-        return self._divided(ranks, self._orders(ranks).n).n_batches(ranks.local_rank) * self._echo
+        orders = self._orders()
+        return orders.division(orders.n).n_batches(orders.ranks.local_rank) * self._echo
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last returned batch, for `load_state_dict`; cheap and small.
 
         Ranks that are in step have the same state. With echo, a batch counts when it is returned first.
         """
-        place, ranks = self._position, self._ranks()
-        division = self._division or self._divided(ranks, self._orders(ranks).n_positions)
+        place, orders = self._position, self._orders()
+        division = self._division or orders.division(orders.n_positions)
         if place.position and division.is_over(place.position):
             place = place.next_epoch()
         return state_at(place, self._epochs())
@@ -228,15 +228,15 @@ class Loader(Generic[T]):
         """Start the threads and the prefetch plan of an epoch, at the position where it begins."""
         self._end_loop()
         mover = BatchMover(self._device, self._pin_memory)
-        ranks = self._ranks()
-        orders, place = self._orders(ranks), self._next.on_nodes(ranks.n_nodes)
+        orders = self._orders()
+        ranks, place = orders.ranks, self._next.on_nodes(orders.ranks.n_nodes)
         if ranks.world_size > 1 and (ranks.rank, ranks.world_size) == current_ranks():
             raise_if_ranks_differ(state_at(place, self._epochs()))
         order, n_positions = orders.at(place)
-        division, own = self._divided(ranks, n_positions), range(ranks.local_rank, ranks.local_rank + 1)
+        division, own = orders.division(n_positions), range(ranks.local_rank, ranks.local_rank + 1)
         queue = BatchQueue(
             partial(_make_batch, self._source, self._collate, mover),
-            replace(division, n=len(order)).batches(order, own, place.position),
+            orders.division(len(order)).batches(order, own, place.position),
             threads=self._threads,
             most=self._most,
             most_bytes=self._most_bytes,
@@ -245,9 +245,9 @@ class Loader(Generic[T]):
         self._queue, self._position, self._division, self.timings = queue, place, division, EpochTimings()
         self._measured = place.epoch, FetchMeter(self._source.fs)
         here = ranks.on_this_node(ranks_here(ranks.rank, ranks.world_size, os.environ))
-        if self._plan is None or not self._plan.continues(orders, division, here, place):
+        if self._plan is None or not self._plan.continues(orders, here, place):
             self._end_plan()
-            self._plan = DatasetPrefetch(self._source, orders, division, here, place)
+            self._plan = DatasetPrefetch(self._source, orders, here, place)
         return queue, division, mover
 
     def _next_batch(self, queue: BatchQueue) -> PreparedBatch | None:
@@ -294,7 +294,7 @@ class Loader(Generic[T]):
             self.timings,
             meter.fetched(),
             epoch=epoch,
-            n=self._orders(self._ranks()).n,
+            n=self._orders().n,
             n_threads=self._threads.current,
             tells_reading=self._source.tells_reading,
         )
@@ -313,19 +313,14 @@ class Loader(Generic[T]):
         objects = self._objects.checksum if self._shuffle == "node" else 0
         return EpochOrders(len(source), self._seed, self._shuffle, self._window, source.group_size, objects)
 
-    def _orders(self, ranks: Ranks) -> EpochOrders | NodeOrders:
-        if self._shuffle != "node":
-            return self._epochs()
-        return NodeOrders(self._epochs(), self._objects, ranks, self._drop_last, self._pad)
-
-    def _divided(self, ranks: Ranks, n: int) -> RankDivision:
-        return RankDivision(n, self._batch_size, ranks.n_local, self._drop_last, self._pad)
-
-    def _ranks(self) -> Ranks:
-        ranks = self._explicit_ranks or current_ranks()
-        if self._shuffle == "node":
-            return ranks_on_nodes(ranks, self._explicit_nodes, os.environ)
-        return Ranks(*(ranks or (0, 1)))
+    def _orders(self) -> NodeOrders:
+        """Return the orders of this process's node, as its ranks are now."""
+        pair, is_by_node = self._explicit_ranks or current_ranks(), self._shuffle == "node"
+        ranks = (
+            ranks_on_nodes(pair, self._explicit_nodes, os.environ) if is_by_node else Ranks(*(pair or (0, 1)))
+        )
+        objects = self._objects if is_by_node else None
+        return NodeOrders(self._epochs(), objects, ranks, self._batch_size, self._drop_last, self._pad)
 
     def __enter__(self) -> Loader:
         return self
