@@ -110,11 +110,6 @@ class ArrayLayout:
         """Chunks of an object that hold one sample."""
         return math.prod(self.per_object[1:])
 
-    @cached_property
-    def is_whole(self) -> bool:
-        """True if the decoded bytes of a chunk are those of whole samples."""
-        return self.decoder.is_plain and self.shape[1:] == self.chunk[1:]
-
     def n_rows(self, number: int) -> int:
         """Return how many samples a chunk holds, given its index along the first axis."""
         return min(self.chunk[0], self.shape[0] - number * self.chunk[0])

@@ -280,9 +280,6 @@ class ChunkReader:
                     raise ValueError(
                         f"{self._fs.unstrip_protocol(part.path)} is truncated: its index has a chunk at bytes {part.start} to {part.stop}"
                     )
-                if part.own is None and part.place is not None:
-                    part.layout.decoder.into(data, part.place)
-                    return
                 chunk = part.layout.decoder.array(data)
             part.put(chunk)
         except Exception:  # any type: codecs raise their own errors
