@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from cachedfs.common.event_log import COUNTS
 from cachedfs.report.analysis import RunFigures, analyse
-from cachedfs.report.event_reader import COUNTS, EventRecords
+from cachedfs.report.event_reader import EventRecords
 
 if TYPE_CHECKING:
     from cachedfs.cache.index.block_rows import CachedPath

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachedfs.cache.index.block_rows import CachedPath
-from cachedfs.report.event_reader import COUNTS, EventRecords, RequestEvent, SampleEvent, WaitEvent
+from cachedfs.common.event_log import COUNTS
+from cachedfs.report.event_reader import EventRecords, RequestEvent, SampleEvent, WaitEvent
 from cachedfs.report.summary import by_folder, merged, size_of, split, summary_of
 
 
