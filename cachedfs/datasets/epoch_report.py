@@ -169,18 +169,16 @@ def report_of(
     epoch: int,
     n: int,
     n_threads: int,
-    tells_reading: bool,
 ) -> EpochReport:
     """Return the report on one epoch over `n` samples with `n_threads` batch threads.
 
-    `fetched`: None if the dataset does not read through cachedfs, or does not say so. `tells_reading`: whether the
-    threads' waits for bytes were measured; the rest of their time is decoding.
+    `fetched`: None if the dataset does not read through cachedfs, or does not say so.
     """
     total, counts = timings.sum, fetched or FetchCounts()
     elapsed_s, rate = total.wait_s + total.compute_s, counts.bytes_per_s
     if rate is not None and elapsed_s:  # the measured bandwidth, but at least the rate of the fetched bytes
         rate = max(rate, counts.bytes_fetched / elapsed_s)
-    by_itself, unknown = _part_times(total, fetched, rate, n_threads, tells_reading=tells_reading)
+    by_itself, unknown = _part_times(total, fetched, rate, n_threads)
     hit_ratio = hit_bound = None
     if counts.bytes_read and total.n_samples:
         hit_ratio = max(0.0, 1 - counts.bytes_fetched / counts.bytes_read)
@@ -199,7 +197,7 @@ def report_of(
             n_at_once=counts.n_at_once,
             requests_per_s=counts.requests_per_s,
             n_threads=n_threads,
-            read_share=total.read_s / total.load_s if fetched and tells_reading and total.load_s else None,
+            read_share=total.read_s / total.load_s if fetched and total.read_s else None,
             can_store=fetched is None or fetched.may_hold is not None,
             held=hit_bound,
         )
@@ -237,8 +235,6 @@ def _part_times(
     fetched: FetchCounts | None,
     rate: float | None,
     n_threads: int,
-    *,
-    tells_reading: bool,
 ) -> tuple[dict[str, float], list[str]]:
     """Return the time that each part would take alone, and texts on what is unknown."""
     found, unknown = {"compute": total.compute_s}, []
@@ -259,13 +255,13 @@ def _part_times(
             unknown.append("how late answers are: nothing was fetched ahead")
         if fetched.requests_per_s:
             found["quota"] = min(total.wait_s + total.compute_s, fetched.requests / fetched.requests_per_s)
-    if tells_reading:
+    if total.read_s:  # the threads' waits for bytes were measured: the rest of their time is decoding
         found["decode"] = (total.load_s - total.read_s) / n_threads
     else:
         unknown.append(
             "how much of loading is decoding: the dataset does not report how long it waits for bytes"
         )
-    if fetched is None or not tells_reading or fetched.bytes_fetched == 0:
+    if fetched is None or not total.read_s or fetched.bytes_fetched == 0:
         found["load"] = total.load_s / n_threads
     return found, unknown
 

@@ -296,7 +296,6 @@ class Loader(Generic[T]):
             epoch=epoch,
             n=self._orders().n,
             n_threads=self._threads.current,
-            tells_reading=self._source.tells_reading,
         )
 
     def _end_plan(self) -> None:

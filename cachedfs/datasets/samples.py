@@ -53,7 +53,6 @@ class Samples(Dataset[T], Generic[T]):
     batch in one round trip. Override `items` to let a Loader prefetch.
     """
 
-    tells_reading = False  # True if `reading` measures all waiting for bytes
     # Neighboring samples that one fetch reads, for example those of a chunk. A window shuffle keeps them together.
     group_size = 1
 
@@ -198,8 +197,8 @@ def reading_s() -> float:
 class SampleReader:
     """Reader of batches of a map-style dataset, also through nested `Subset`s, as `random_split` makes them.
 
-    `fs`: the cachedfs filesystem of the dataset; None if it has another one or does not say. `tells_reading` and
-    `group_size` are those of `Samples`. Raises TypeError for a dataset without access by index.
+    `fs`: the cachedfs filesystem of the dataset; None if it has another one or does not say. `group_size` is that of
+    `Samples`. Raises TypeError for a dataset without access by index.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -220,7 +219,6 @@ class SampleReader:
         self._n_inner = len(inner)
         fs = None if samples is None else samples.fs
         self.fs = fs if isinstance(fs, CachedFileSystem) else None
-        self.tells_reading = samples is not None and samples.tells_reading
         is_run = self._numbers is None or bool(np.all(np.diff(self._numbers) == 1))
         self.group_size = samples.group_size if samples is not None and is_run else 1
 

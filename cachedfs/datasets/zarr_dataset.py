@@ -42,8 +42,6 @@ class ZarrDataset(Samples):
     decodes numbers in the usual codecs, and zarr itself everything else.
     """
 
-    tells_reading = True
-
     def __init__(
         self,
         url: str,
