@@ -16,7 +16,7 @@ import torch
 
 from cachedfs.common.executor import n_cores
 from cachedfs.datasets.arguments import at_least, current_ranks, raise_if_ranks_differ, ranks_of, size
-from cachedfs.datasets.batch_queue import BatchQueue, PreparedBatch
+from cachedfs.datasets.batch_queue import BatchQueue, Made
 from cachedfs.datasets.batches import BatchMover, size_of
 from cachedfs.datasets.epoch_report import BatchTiming, EpochReport, EpochTimings, FetchMeter, report_of
 from cachedfs.datasets.nodes import NodeOrders, Ranks, StoredObjects, nodes_of, ranks_on_nodes
@@ -203,7 +203,8 @@ class Loader(Generic[T]):
                 prepared = self._next_batch(queue)
                 if prepared is None:  # only other ranks have a batch in the last step
                     break
-                batch = mover.received(*prepared.batch)
+                sent, made = prepared
+                batch = mover.received(*sent)
                 self._position = replace(self._position, position=division.after(self._position.position))
                 self._next = self._position.next_epoch()  # only now: a loop without a batch is no epoch
                 use_start = time.perf_counter()
@@ -214,10 +215,12 @@ class Loader(Generic[T]):
                             "this loop has ended: another loop began, a state was loaded, or the loader was closed"
                         )
                 wait_s, compute_s = use_start - wait_start, time.perf_counter() - use_start
-                _, n, n_bytes, load_s, read_s, _ = prepared
-                self.timings.add(BatchTiming(wait_s, load_s, compute_s, n_bytes, n, read_s))
+                load_s = made.ended - made.began
+                self.timings.add(
+                    BatchTiming(wait_s, load_s, compute_s, made.size, made.n_samples, made.read_s)
+                )
                 # The training may not need the batch any more: free it before the wait for the next one.
-                del prepared, batch
+                del prepared, sent, batch
             is_complete = True
         finally:
             # At interpreter exit the loop's resources are closed already, and reading statistics would open them again.
@@ -250,7 +253,7 @@ class Loader(Generic[T]):
             self._plan = DatasetPrefetch(self._source, orders, here, place)
         return queue, division, mover
 
-    def _next_batch(self, queue: BatchQueue) -> PreparedBatch | None:
+    def _next_batch(self, queue: BatchQueue) -> Made | None:
         if self._plan is not None:
             self._plan = self._plan.restarted_if_needed(self._position)
         return queue.take()
@@ -339,16 +342,14 @@ class Loader(Generic[T]):
 # Functions that run in the batch threads.
 
 
-def _make_batch(
-    source: SampleReader, collate: Collate | None, mover: BatchMover, indexes: Order
-) -> PreparedBatch:
+def _make_batch(source: SampleReader, collate: Collate | None, mover: BatchMover, indexes: Order) -> Made:
     """Make one batch, and start its copy to the device."""
     start, read_before, core_before = time.perf_counter(), reading_s(), time.thread_time()
     batch = source.batch(indexes.tolist(), collate)
     size = size_of(batch)
     sent = mover.sent(batch)
-    made = MadeBatch(start, time.perf_counter(), time.thread_time() - core_before)
-    return PreparedBatch(sent, len(indexes), size, made.ended - start, reading_s() - read_before, made)
+    core_s, read_s = time.thread_time() - core_before, reading_s() - read_before
+    return sent, MadeBatch(start, time.perf_counter(), core_s, read_s, size, len(indexes))
 
 
 def _set_up_thread(mover: BatchMover, n_torch_threads: int) -> None:
