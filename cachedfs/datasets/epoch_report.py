@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from cachedfs.common.text import bars, counted, per_cent, seconds, size
 from cachedfs.common.types import LinkStats, Stats
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.report.analysis import RunFigures, analyse
+from cachedfs.report.analysis import Analysis, RunFigures, analyse
 
 KEPT = 1000  # recent batches whose timings are kept individually
 N_BARS = 60  # of the chart of the waits
@@ -73,16 +73,16 @@ class FetchCounts:
     requests_per_s: float | None = None
 
 
-@dataclass(frozen=True, repr=False)
-class EpochReport:
+@dataclass(frozen=True, repr=False, kw_only=True)
+class EpochReport(Analysis):
     """Report on one epoch: its duration, its best possible duration, and what limits it.
 
     Times are in seconds, sizes in bytes. `by_itself`: the time that each part would take alone: "compute", "link",
     "latency", "quota" (the requests at the rate that the origin allows), "decode" and "load". "load" is all work of the
     batch threads; it is there if nothing was fetched, or if fetching and decoding cannot be told apart. `bound_s`: the
     longest of these times. `limit`: what limits: one of these names, "start" (only the first batch was waited for), or
-    None if no part explains the waiting. `shares`: the times as shares of `elapsed_s`. `sentence` says it, with `advice`:
-    what to do.
+    None if no part explains the waiting. `shares`: the times as shares of `elapsed_s`. `sentence` says it (`verdict`)
+    and what to do (`advice`).
 
     `hit_ratio`: the share of the bytes read that was not fetched. `hit_bound`: the share of the data that the cache
     can hold, which is the highest possible hit ratio from the second epoch on. `unknown`: what could not be measured,
@@ -97,8 +97,6 @@ class EpochReport:
     first_wait_s: float
     by_itself: dict[str, float]
     bound_s: float
-    limit: str | None
-    shares: dict[str, float]
     latency_s: float | None
     bytes_per_s: float | None
     bytes_fetched: int | None
@@ -107,8 +105,6 @@ class EpochReport:
     requests_per_sample: float | None
     fetched_per_sample: float | None
     read_per_sample: float | None
-    sentence: str
-    advice: tuple[str, ...]
     unknown: tuple[str, ...]
     stalls: tuple[BatchTiming, ...]
     n_threads: int
@@ -121,7 +117,7 @@ class EpochReport:
     def as_dict(self) -> dict[str, Any]:
         """Return the report as a dict of JSON-compatible values."""
         stalls = [timing._asdict() for timing in self.stalls]
-        texts = {"advice": list(self.advice), "unknown": list(self.unknown)}
+        texts = {"sentence": self.sentence, "advice": list(self.advice), "unknown": list(self.unknown)}
         return {**asdict(self), **texts, "of_bound": self.of_bound, "stalls": stalls}
 
     def _facts(self) -> list[tuple[str, str]]:
@@ -204,6 +200,7 @@ def report_of(
     )
     n_counted = total.n_samples if fetched else 0
     return EpochReport(
+        **vars(found),
         epoch=epoch,
         n_batches=timings.n_batches,
         n_samples=total.n_samples,
@@ -212,8 +209,6 @@ def report_of(
         first_wait_s=timings.first_wait_s,
         by_itself=by_itself,
         bound_s=max(by_itself.values()),
-        limit=found.limit,
-        shares=found.shares,
         latency_s=counts.latency_s,
         bytes_per_s=rate,
         bytes_fetched=fetched.bytes_fetched if fetched else None,
@@ -222,8 +217,6 @@ def report_of(
         requests_per_sample=counts.requests / n_counted if n_counted else None,
         fetched_per_sample=counts.bytes_fetched / n_counted if n_counted else None,
         read_per_sample=counts.bytes_read / n_counted if n_counted else None,
-        sentence=found.sentence,
-        advice=found.advice,
         unknown=tuple(unknown),
         stalls=tuple(timings.recent),
         n_threads=n_threads,

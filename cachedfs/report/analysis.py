@@ -73,9 +73,9 @@ class RunFigures:
 
 @dataclass(frozen=True)
 class Analysis:
-    """Result of `analyse`: what limited the run, the shares of its parts, and what to do.
+    """What limited a run, the shares of its parts, and what to do.
 
-    `limit`: a key of `RunFigures.times`, "start" (the wait for the first batch), or None if no part explains the waiting.
+    `limit`: the name of a part, "start" (only the first batch was waited for), or None if no part explains the waiting.
     `shares`: the time of each part as a share of the run; they overlap. `verdict`: what limited it, as a sentence.
     """
 
