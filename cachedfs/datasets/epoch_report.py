@@ -10,13 +10,13 @@ from __future__ import annotations
 import operator
 import os
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from cachedfs.common.text import bars, counted, per_cent, seconds, size
 from cachedfs.common.types import LinkStats, Stats
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.report.analysis import Analysis, RunFigures, analyse
+from cachedfs.report.analysis import Analysis, FetchCounts, RunFigures, analyse
 
 KEPT = 1000  # recent batches whose timings are kept individually
 N_BARS = 60  # of the chart of the waits
@@ -51,26 +51,6 @@ class EpochTimings:
         self.n_batches += 1
         self.sum = BatchTiming(*map(operator.add, self.sum, timing))
         self.recent.append(timing)
-
-
-@dataclass(frozen=True)
-class FetchCounts:
-    """Requests and bytes of this process since the loop began, and properties of link and cache.
-
-    The counts include all readers of this process. `latency_s`: mean time to the first byte. `bytes_per_s`: bandwidth
-    of the whole link. Both are None if they were not measured. `n_at_once`: maximum number of concurrent prefetch
-    requests. `may_hold`: bytes that the cache can hold; None if nothing can be stored. `requests_per_s`: reads per second
-    that the origin's limits allow; None without limits.
-    """
-
-    requests: int = 0
-    bytes_fetched: int = 0
-    bytes_read: int = 0
-    latency_s: float | None = None
-    bytes_per_s: float | None = None
-    n_at_once: int | None = None
-    may_hold: int | None = None
-    requests_per_s: float | None = None
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -170,11 +150,13 @@ def report_of(
 
     `fetched`: None if the dataset does not read through cachedfs, or does not say so.
     """
-    total, counts = timings.sum, fetched or FetchCounts()
-    elapsed_s, rate = total.wait_s + total.compute_s, counts.bytes_per_s
-    if rate is not None and elapsed_s:  # the measured bandwidth, but at least the rate of the fetched bytes
-        rate = max(rate, counts.bytes_fetched / elapsed_s)
-    by_itself, unknown = _part_times(total, fetched, rate, n_threads)
+    total = timings.sum
+    elapsed_s = total.wait_s + total.compute_s
+    if fetched is not None and fetched.bytes_per_s is not None and elapsed_s:
+        # The measured bandwidth, but at least the rate of the fetched bytes.
+        fetched = replace(fetched, bytes_per_s=max(fetched.bytes_per_s, fetched.bytes_fetched / elapsed_s))
+    counts = fetched or FetchCounts()
+    by_itself, unknown = _part_times(total, fetched, n_threads)
     hit_ratio = hit_bound = None
     if counts.bytes_read and total.n_samples:
         hit_ratio = max(0.0, 1 - counts.bytes_fetched / counts.bytes_read)
@@ -182,16 +164,11 @@ def report_of(
         hit_bound = None if counts.may_hold is None else min(1.0, counts.may_hold / data_size)
     found = analyse(
         RunFigures(
+            **vars(counts),
             elapsed_s=elapsed_s,
             wait_s=total.wait_s,
             first_wait_s=timings.first_wait_s,
             times=by_itself,
-            requests=counts.requests,
-            latency_s=counts.latency_s,
-            bytes_fetched=counts.bytes_fetched,
-            bytes_per_s=rate,
-            n_at_once=counts.n_at_once,
-            requests_per_s=counts.requests_per_s,
             n_threads=n_threads,
             read_share=total.read_s / total.load_s if fetched and total.read_s else None,
             can_store=fetched is None or fetched.may_hold is not None,
@@ -210,7 +187,7 @@ def report_of(
         by_itself=by_itself,
         bound_s=max(by_itself.values()),
         latency_s=counts.latency_s,
-        bytes_per_s=rate,
+        bytes_per_s=counts.bytes_per_s,
         bytes_fetched=fetched.bytes_fetched if fetched else None,
         hit_ratio=hit_ratio,
         hit_bound=hit_bound,
@@ -224,10 +201,7 @@ def report_of(
 
 
 def _part_times(
-    total: BatchTiming,
-    fetched: FetchCounts | None,
-    rate: float | None,
-    n_threads: int,
+    total: BatchTiming, fetched: FetchCounts | None, n_threads: int
 ) -> tuple[dict[str, float], list[str]]:
     """Return the time that each part would take alone, and texts on what is unknown."""
     found, unknown = {"compute": total.compute_s}, []
@@ -236,8 +210,8 @@ def _part_times(
             "what is fetched, from where and how fast: the dataset does not read through cachedfs, or manages its own reads"
         )
     else:
-        if fetched.bytes_fetched == 0 or rate:
-            found["link"] = fetched.bytes_fetched / rate if rate else 0.0
+        if fetched.bytes_fetched == 0 or fetched.bytes_per_s:
+            found["link"] = fetched.bytes_fetched / (fetched.bytes_per_s or 1.0)
         else:
             unknown.append("the link's bandwidth: nothing of a MiB or more was fetched ahead")
         if fetched.requests == 0 or fetched.latency_s is not None:

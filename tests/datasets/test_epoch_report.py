@@ -12,10 +12,10 @@ from cachedfs.datasets import FileDataset, HDF5Dataset, Loader  # noqa: E402
 from cachedfs.datasets.epoch_report import (  # noqa: E402
     BatchTiming,
     EpochTimings,
-    FetchCounts,
     report_of,
 )
 from cachedfs.datasets.samples import reading, reading_s  # noqa: E402
+from cachedfs.report.analysis import FetchCounts  # noqa: E402
 from tests.support import MiB, forget, noise  # noqa: E402
 
 WARM = FetchCounts(0, 0, 4_000_000, None, None, 32, 10**10)
