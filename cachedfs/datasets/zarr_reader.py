@@ -102,12 +102,17 @@ class ChunkReader:
         pool = self._state.pool
         own: list[ChunkSlice] = []
         others: list[tuple[ChunkSlice, Future[Any]]] = []
+        versions: dict[str, Hashable] = {}  # of each object once: the samples of a batch share shards
         try:
             for part in parts:
                 own.append(part)
                 layout = part.layout
                 is_whole = part.n_rows == layout.chunk[0] or part.n_rows == layout.n_rows(part.number)
-                if not is_whole and (version := self._version(part.path)) is not None:
+                if is_whole:
+                    continue
+                if part.path not in versions:
+                    versions[part.path] = self._version(part.path)
+                if (version := versions[part.path]) is not None:
                     part.key = layout.path, part.number, part.beside.place, version
                     if (future := pool.take(part)) is not None:
                         others.append((own.pop(), future))
@@ -119,7 +124,8 @@ class ChunkReader:
         failed = []
         for part, future in others:
             try:
-                with reading():  # includes the other thread's fetching and decoding
+                # The wait includes the other thread's fetching and decoding.
+                with contextlib.nullcontext() if future.done() else reading():
                     chunk = future.result()
                 part.put(chunk)
             except CancelledError:
