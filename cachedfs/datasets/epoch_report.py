@@ -34,13 +34,13 @@ class BatchTiming(NamedTuple):
 
 
 class EpochTimings:
-    """Timings of the batches since a loop began: their sum, the last 1000 of them, and the wait for the first.
+    """Timings of the batches of an epoch since its loop began: their sum, the last 1000, and the wait for the first.
 
     With echo, the times of a batch cover all its repetitions. A batch counts once the next one is asked for.
     """
 
-    def __init__(self) -> None:
-        self.n_batches = 0
+    def __init__(self, epoch: int = 0) -> None:
+        self.epoch, self.n_batches = epoch, 0
         self.sum = BatchTiming(0.0, 0.0, 0.0, 0, 0, 0.0)
         self.first_wait_s = 0.0  # also part of the sum
         self.recent: deque[BatchTiming] = deque(maxlen=KEPT)
@@ -138,14 +138,7 @@ class EpochReport(Analysis):
     __repr__ = __str__  # what a notebook shows
 
 
-def report_of(
-    timings: EpochTimings,
-    fetched: FetchCounts | None,
-    *,
-    epoch: int,
-    n: int,
-    n_threads: int,
-) -> EpochReport:
+def report_of(timings: EpochTimings, fetched: FetchCounts | None, *, n: int, n_threads: int) -> EpochReport:
     """Return the report on one epoch over `n` samples with `n_threads` batch threads.
 
     `fetched`: None if the dataset does not read through cachedfs, or does not say so.
@@ -178,7 +171,7 @@ def report_of(
     n_counted = total.n_samples if fetched else 0
     return EpochReport(
         **vars(found),
-        epoch=epoch,
+        epoch=timings.epoch,
         n_batches=timings.n_batches,
         n_samples=total.n_samples,
         elapsed_s=elapsed_s,

@@ -133,7 +133,7 @@ class Loader(Generic[T]):
         self._most_bytes = size(prefetch_bytes=prefetch_bytes)
         self._echo = at_least(1, echo=echo)
         self.timings = EpochTimings()
-        self._measured: tuple[int, FetchMeter] | None = None  # the epoch of the timings, and its fetch counts
+        self._meter: FetchMeter | None = None  # of what the epoch of the timings fetches
         # After the last returned batch, and where the next loop begins.
         self._position = self._next = EpochPosition(0)
         self._division: RankDivision | None = None  # of the positions in the epoch of the last loop
@@ -200,7 +200,9 @@ class Loader(Generic[T]):
         try:
             while not division.is_over(self._position.position):
                 wait_start = time.perf_counter()
-                prepared = self._next_batch(queue)
+                if self._plan is not None:
+                    self._plan = self._plan.restarted_if_needed(self._position)
+                prepared = queue.take()
                 if prepared is None:  # only other ranks have a batch in the last step
                     break
                 sent, made = prepared
@@ -245,18 +247,13 @@ class Loader(Generic[T]):
             most_bytes=self._most_bytes,
             enter=partial(_set_up_thread, mover, torch.get_num_threads()),
         )
-        self._queue, self._position, self._division, self.timings = queue, place, division, EpochTimings()
-        self._measured = place.epoch, FetchMeter(self._source.fs)
+        self._queue, self._position, self._division = queue, place, division
+        self.timings, self._meter = EpochTimings(place.epoch), FetchMeter(self._source.fs)
         here = ranks.on_this_node(ranks_here(ranks.rank, ranks.world_size, os.environ))
         if self._plan is None or not self._plan.continues(orders, here, place):
             self._end_plan()
             self._plan = DatasetPrefetch(self._source, orders, here, place)
         return queue, division, mover
-
-    def _next_batch(self, queue: BatchQueue) -> Made | None:
-        if self._plan is not None:
-            self._plan = self._plan.restarted_if_needed(self._position)
-        return queue.take()
 
     def _end_run(self, queue: BatchQueue, *, is_complete: bool) -> None:
         if self._queue is not queue:
@@ -275,8 +272,8 @@ class Loader(Generic[T]):
     def _end_queue(self) -> None:
         queue, self._queue = self._queue, None
         if queue is not None:
-            if self._measured is not None:
-                self._measured[1].stop()
+            if self._meter is not None:
+                self._meter.stop()
             queue.close()
 
     def _end_loop(self) -> None:
@@ -290,16 +287,10 @@ class Loader(Generic[T]):
         The batch in use does not count yet. Requests and bytes include all other reads of this process. Raises
         RuntimeError before the first loop.
         """
-        if self._measured is None:
+        if self._meter is None:
             raise RuntimeError("there is nothing to report yet: iterate over some batches first")
-        epoch, meter = self._measured
-        return report_of(
-            self.timings,
-            meter.fetched(),
-            epoch=epoch,
-            n=self._orders().n,
-            n_threads=self._threads.current,
-        )
+        n, n_threads = self._orders().n, self._threads.current
+        return report_of(self.timings, self._meter.fetched(), n=n, n_threads=n_threads)
 
     def _end_plan(self) -> None:
         plan, self._plan = self._plan, None

@@ -41,7 +41,7 @@ class RunSummary(Analysis):
 
     `counts`: counters of all processes, named as in `fs.stats()`. `n_requests`: requests in the event log. `n_ahead`:
     speculative ones. `answer_s`: mean time to the response headers. `bound_per_s`: network rate, as measured or the
-    highest of any bin; None without data. `is_measured`: it was measured. `longest`: (path, waits, seconds) per object.
+    highest of any bin; None without data. `longest`: (path, waits, seconds) per object.
     `waited`: seconds in which a caller waited while a response was received (`for_bytes_s`), while requests had no
     response yet (`for_answers_s`), and while no request was active (`for_others_s`).
     """
@@ -57,7 +57,6 @@ class RunSummary(Analysis):
     waited: dict[str, float]
     longest: tuple[tuple[str, int, float], ...]
     bound_per_s: float | None
-    is_measured: bool
     bins: TimeBins
     n_cut: int = 0
     n_full: int = 0
@@ -106,7 +105,6 @@ def summary_of(records: EventRecords, *, n_bins: int = N_BINS) -> RunSummary:
         waited=waited,
         longest=_longest(records),
         bound_per_s=bound,
-        is_measured=(records.bytes_per_s or 0.0) >= most > 0,
         bins=bins,
         n_cut=records.n_cut,
         n_full=records.n_full,

@@ -23,7 +23,7 @@ WARM = FetchCounts(0, 0, 4_000_000, None, None, 32, 10**10)
 
 def timings(n=100, *, wait_s=0.0, load_s=0.0, compute_s=0.0, read_s=0.0, first_wait_s=None):
     """Return the timings of `n` batches of ten samples with equal times, except for the first."""
-    sums = EpochTimings()
+    sums = EpochTimings(3)
     for number in range(n):
         waited = first_wait_s if number == 0 and first_wait_s is not None else wait_s
         sums.add(BatchTiming(waited, load_s, compute_s, 40_000, 10, read_s))
@@ -31,7 +31,7 @@ def timings(n=100, *, wait_s=0.0, load_s=0.0, compute_s=0.0, read_s=0.0, first_w
 
 
 def report(sums, fetched=WARM, *, n=1000, n_threads=4):
-    return report_of(sums, fetched, epoch=3, n=n, n_threads=n_threads)
+    return report_of(sums, fetched, n=n, n_threads=n_threads)
 
 
 # The limiting part.
