@@ -125,19 +125,13 @@ class ArrayLayout:
         counts = [-(-whole // part) for whole, part in zip(self.shape[1:], parts, strict=True)]
         found = []
         for place in itertools.product(*map(range, counts)):
-            starts = [at * part for at, part in zip(place, parts, strict=True)]
-            stops = np.minimum(np.add(starts, parts), self.shape[1:]).tolist()
-            spans = [*zip(starts, stops, strict=True)]
+            starts = np.multiply(place, parts)
+            stops = np.minimum(starts + parts, self.shape[1:])
             of_object = tuple(at // n for at, n in zip(place, n_each, strict=True))
-            inner = 0
-            for at, n in zip(place, n_each, strict=True):
-                inner = inner * n + at % n
-            there = tuple(slice(start, stop) for start, stop in spans)
-            found.append(
-                ChunkPositions(
-                    place, of_object, inner, there, tuple(slice(0, stop - start) for start, stop in spans)
-                )
-            )
+            inner = int(np.ravel_multi_index(np.mod(place, n_each), n_each)) if place else 0
+            there = tuple(map(slice, starts.tolist(), stops.tolist()))
+            here = tuple(map(slice, (stops - starts).tolist()))
+            found.append(ChunkPositions(place, of_object, inner, there, here))
         return found
 
 
