@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fsspec import AbstractFileSystem
 
 from cachedfs.core.reader import versions_read
-from cachedfs.datasets.chunks import ChunkCache, ChunkSlice, in_threads, parts_of, rows_of
+from cachedfs.datasets.chunks import ChunkCache, ChunkSlice, in_threads, parts_of, rows_between, rows_of
 from cachedfs.datasets.samples import Item, reading
 from cachedfs.datasets.zarr_layout import ABSENT, ArrayLayout
 from cachedfs.errors import ObjectChanged
@@ -95,7 +95,12 @@ class ChunkReader:
         Each chunk is fetched and decoded once. Raises the errors of the filesystem and the codecs, ObjectChanged for a
         shard that is replaced repeatedly during the read, and ValueError for a shard that does not match its index.
         """
-        self.put(part for name, out in outs.items() for part in _parts(self._layouts[name], samples, out))
+        layouts = self._layouts
+        self.put(
+            part
+            for name, out in outs.items()
+            for part in parts_of(layouts[name], out, rows_of(layouts[name].chunk[0], samples))
+        )
 
     def put(self, parts: Iterable[ChunkSlice]) -> None:
         """Copy slices of chunks into place, as `read` does."""
@@ -149,7 +154,7 @@ class ChunkReader:
     def chunks(self, row: int) -> Iterator[Item]:
         """Yield the chunks of a row: objects, or byte ranges of shards. This may read a shard index."""
         for layout in self._layouts.values():
-            parts = list(_parts(layout, np.array([row]), _NO_ARRAY))
+            parts = list(parts_of(layout, _NO_ARRAY, rows_between(layout.chunk[0], row, row + 1, 0)))
             try:
                 shards = self._shards(parts)
             except Exception:  # any error: reading the sample raises it
@@ -298,10 +303,6 @@ class ChunkReader:
     def _url(self, part: ChunkSlice) -> str:
         place = part.number, *part.beside.place
         return f"chunk {place} of {self._fs.unstrip_protocol(part.layout.path)}, in {part.path}"
-
-
-def _parts(layout: ArrayLayout, samples: Array, out: Array) -> Iterator[ChunkSlice]:
-    return parts_of(layout, out, rows_of(layout.chunk[0], samples))
 
 
 def _only(versions: set[Any]) -> Hashable:
