@@ -52,11 +52,10 @@ def report(
         print_json({**summary.as_dict(), "cache": dict(held)})
         if output is None:
             return
-    from cachedfs.report.charts import pictures
     from cachedfs.report.html_page import page
 
     path = output or Path("report.html")
-    path.write_text(page(summary, pictures(summary, held)), encoding="utf-8")
+    path.write_text(page(summary, held), encoding="utf-8")
     common.say(summary.sentence)
     common.say(f"{path} is the report", err=True)
 

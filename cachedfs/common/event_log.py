@@ -27,6 +27,14 @@ logger = logging.getLogger("cachedfs.events")
 
 FORMAT = 1
 VARIABLE = "CACHEDFS_EVENTS"
+COUNTS = (
+    "hits",
+    "misses",
+    "requests",
+    "bytes_fetched",
+    "bytes_served",
+    "evictions",
+)  # counters that are logged
 MAX_BYTES = 64 << 20  # maximum size of one file: about 300,000 requests
 EVERY_S = 0.25  # seconds between writes
 MAX_BUFFERED = 512  # buffered events at which the log is written at once
@@ -52,10 +60,9 @@ class EventLog:
         self._lock = threading.RLock()
         # Event times are based on the monotonic clock, so that they stay in order when the wall clock is set.
         self._started_at, self._monotonic_start = time.time(), time.monotonic()
-        # By source: its number in this file, when its counters were last read, and their values then.
-        self._last_samples: MutableMapping[Any, tuple[int, float, Mapping[str, Any]]]
+        # By source: when its counters were last read, and their values then.
+        self._last_samples: MutableMapping[Any, tuple[float, Mapping[str, Any]]]
         self._last_samples = weakref.WeakKeyDictionary()
-        self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
 
     def note(self, kind: str, began: float, **fields: Any) -> None:
@@ -78,18 +85,20 @@ class EventLog:
                 self._add([_encoded(event).encode() + b"\n" for event in events])
 
     def sample(self, source: Any) -> None:
-        """Log the counters of `source` if they changed; its `sums()` returns them, in any thread and without I/O.
+        """Log what `source` counted since the last sample; its `sums()` is called in any thread and does no I/O.
 
-        The first event of a source sets the values that counting starts from, and names its `cache_dir`.
+        At the first sample counting starts, and its `cache_dir` is logged.
         """
-        with self._lock:  # otherwise an older sample could be logged after a newer one
+        with self._lock:  # otherwise a count could be logged twice
             sums, now = source.sums(), time.monotonic()
-            number, sampled_at, last = self._last_samples.get(source) or (next(self._numbers), now, None)
-            self._last_samples[source] = number, now, sums
+            sampled_at, last = self._last_samples.get(source, (now, None))
+            self._last_samples[source] = now, sums
             if last is None:
                 self.note("cache", now, directory=source.cache_dir)
-            if last != sums:
-                self.note("sums", now, of=number, over_s=round(now - sampled_at, 6), **sums)
+            elif last != sums:
+                added = {name: sums[name] - last[name] for name in COUNTS}
+                over_s = round(now - sampled_at, 6)
+                self.note("counts", now, over_s=over_s, counts=added, bytes_per_s=sums["bytes_per_s"])
 
     def sample_all(self) -> None:
         """Log the counters of all watched sources that changed."""

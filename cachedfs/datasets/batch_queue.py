@@ -9,7 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any, NamedTuple
+from typing import Any
 
 from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.datasets.thread_choice import MadeBatch, ThreadChoice
@@ -17,17 +17,7 @@ from cachedfs.datasets.thread_choice import MadeBatch, ThreadChoice
 UNKNOWN = 2  # batches made at the same time while their size is unknown
 RECENT = 32  # recent batches; the largest of them is the estimate for the next
 END_S = 5.0  # longest wait of `close` for the batches being made
-
-
-class PreparedBatch(NamedTuple):
-    """A batch and its measurements."""
-
-    batch: Any
-    n_samples: int
-    size: int  # bytes
-    load_s: float  # seconds that a thread took to make it
-    read_s: float  # part of `load_s` spent waiting for bytes
-    made: MadeBatch
+Made = tuple[Any, MadeBatch]  # a batch, and how it was made
 
 
 class BatchQueue:
@@ -40,7 +30,7 @@ class BatchQueue:
 
     def __init__(
         self,
-        make: Callable[[Any], PreparedBatch],
+        make: Callable[[Any], Made],
         jobs: Iterator[Any],
         *,
         threads: ThreadChoice,
@@ -49,7 +39,7 @@ class BatchQueue:
         enter: Callable[[], object],
     ) -> None:
         self._jobs, self._most, self._most_bytes = jobs, most, most_bytes
-        self._futures: deque[Future[PreparedBatch]] = deque()
+        self._futures: deque[Future[Made]] = deque()
         self._made_by: deque[int] = deque()  # the number of threads of each future
         self._sizes: deque[int] = deque(maxlen=RECENT)
         self._pid = os.getpid()
@@ -59,7 +49,7 @@ class BatchQueue:
         entered: set[int] = set()
 
         # No method: a reference to `self` would keep the queue.
-        def make_in_thread(job: Any) -> PreparedBatch:
+        def make_in_thread(job: Any) -> Made:
             if threading.get_ident() not in entered:
                 entered.add(threading.get_ident())
                 enter()
@@ -68,8 +58,8 @@ class BatchQueue:
         self._make = make_in_thread
         self._finalizer = weakref.finalize(self, _stop, self._pools.values(), self._futures, self._pid)
 
-    def take(self) -> PreparedBatch | None:
-        """Wait for the next batch and return it; None after the last one.
+    def take(self) -> Made | None:
+        """Wait for the next batch and return it, with how it was made; None after the last one.
 
         Raises the error that `make` raised, and RuntimeError in a forked child: the threads run in the parent only.
         """
@@ -85,15 +75,15 @@ class BatchQueue:
             wait([future for future in self._futures if not future.done()], return_when=FIRST_COMPLETED)
             self._fill()
         # Taken out first: an error has the frames of the consumer, and they have this queue, which the finalizer would keep.
-        batch = self._futures.popleft().result()
+        batch, made = self._futures.popleft().result()
         if not self._sizes:
             # Exit handlers run in reverse order. Registered after the first read, this one stops the threads before
             # the handlers of the libraries that read close their files.
             atexit.register(self._finalizer)
-        self._sizes.append(batch.size)
-        self._threads.add(self._made_by.popleft(), batch.made)
+        self._sizes.append(made.size)
+        self._threads.add(self._made_by.popleft(), made)
         self._fill()  # starts another batch, which is made while this one is used
-        return batch
+        return batch, made
 
     def close(self) -> None:
         """Start no more batches, and wait up to 5 s for those being made. A thread ends after its batch."""
@@ -114,14 +104,14 @@ class BatchQueue:
         if not self._futures or len(self._futures) >= self._most:
             return not self._futures
         done = [future for future in self._futures if future.done()]
-        sizes = [future.result().size for future in done if future.exception() is None]
+        sizes = [future.result()[1].size for future in done if future.exception() is None]
         expected = max([*self._sizes, *sizes], default=None)
         if expected is None:
             return len(self._futures) < UNKNOWN
         return sum(sizes) + (len(self._futures) - len(done) + 1) * expected <= self._most_bytes
 
 
-def _stop(pools: Iterable[DaemonThreadPool], futures: deque[Future[PreparedBatch]], pid: int) -> None:
+def _stop(pools: Iterable[DaemonThreadPool], futures: deque[Future[Made]], pid: int) -> None:
     if pid != os.getpid():
         return  # a forked child: the threads run in the parent only
     for pool in pools:

@@ -30,7 +30,6 @@ class ChunkSlice:
     beside: ChunkPositions  # its position along the other axes
     path: str  # the object that contains the chunk
     out: Array
-    place: memoryview | None  # the bytes of `out` for the chunk, if it goes there whole and as it is decoded
     n_rows: int
     rows: Rows
     within: Rows
@@ -83,20 +82,13 @@ def rows_between(n: int, start: int, stop: int, at: int) -> Iterator[ChunkRows]:
 
 def parts_of(layout: ArrayLayout, out: Array, needed: Iterable[ChunkRows]) -> Iterator[ChunkSlice]:
     """Yield the parts of chunks with the needed rows, which go to `out`."""
-    n, size = layout.chunk[0], layout.decoder.size
-    is_flat = layout.is_whole and out.size and out.flags.c_contiguous
-    flat = out.reshape(-1).view("u1").data if is_flat else None
     paths: dict[int, list[str]] = {}  # by the number of the object
     for number, n_rows, rows, within in needed:
         of_object = number // layout.per_object[0]
         if of_object not in paths:
             paths[of_object] = [layout.object_path(of_object, beside) for beside in layout.beside]
-        place = None
-        if flat is not None and n_rows == n and isinstance(rows, slice) and isinstance(within, slice):
-            start = rows.start * (size // n)
-            place = flat[start : start + size]
         for beside, path in zip(layout.beside, paths[of_object], strict=True):
-            yield ChunkSlice(layout, number, beside, path, out, place, n_rows, rows, within)
+            yield ChunkSlice(layout, number, beside, path, out, n_rows, rows, within)
 
 
 def _as_slice(numbers: list[int]) -> Rows:

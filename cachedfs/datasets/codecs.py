@@ -63,11 +63,6 @@ class ChunkDecoder:
     def __reduce__(self) -> Any:
         return type(self), self._given
 
-    @property
-    def is_plain(self) -> bool:
-        """True if the values are stored as they are in memory, so that `into` can be used."""
-        return self._steps is not None and self._order == "C" and self._stored.isnative
-
     @cached_property
     def fill(self) -> Any:
         """The value of what was never written."""
@@ -84,15 +79,6 @@ class ChunkDecoder:
             data = step(data)
         stored = np.frombuffer(data, self._stored).reshape(self.shape, order=self._order)
         return stored.astype(self.dtype, copy=False)
-
-    def into(self, data: Any, out: memoryview) -> None:
-        """Decode a chunk into the bytes `out`, of its size."""
-        for step in self._steps or ():
-            data = step(data)
-        data = data if isinstance(data, bytes) else memoryview(data).cast("B")
-        if len(data) != len(out):
-            raise ValueError(f"a chunk has {len(out)} bytes, and this one has {len(data)}")
-        out[:] = data
 
     def _by_zarr(self, data: Any) -> Array:
         """Return the chunk that zarr decodes; without `data`, one that was never written."""

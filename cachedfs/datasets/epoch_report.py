@@ -10,13 +10,13 @@ from __future__ import annotations
 import operator
 import os
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from cachedfs.common.text import bars, counted, per_cent, seconds, size
 from cachedfs.common.types import LinkStats, Stats
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.report.analysis import RunFigures, analyse
+from cachedfs.report.analysis import Analysis, FetchCounts, RunFigures, analyse
 
 KEPT = 1000  # recent batches whose timings are kept individually
 N_BARS = 60  # of the chart of the waits
@@ -34,13 +34,13 @@ class BatchTiming(NamedTuple):
 
 
 class EpochTimings:
-    """Timings of the batches since a loop began: their sum, the last 1000 of them, and the wait for the first.
+    """Timings of the batches of an epoch since its loop began: their sum, the last 1000, and the wait for the first.
 
     With echo, the times of a batch cover all its repetitions. A batch counts once the next one is asked for.
     """
 
-    def __init__(self) -> None:
-        self.n_batches = 0
+    def __init__(self, epoch: int = 0) -> None:
+        self.epoch, self.n_batches = epoch, 0
         self.sum = BatchTiming(0.0, 0.0, 0.0, 0, 0, 0.0)
         self.first_wait_s = 0.0  # also part of the sum
         self.recent: deque[BatchTiming] = deque(maxlen=KEPT)
@@ -53,36 +53,16 @@ class EpochTimings:
         self.recent.append(timing)
 
 
-@dataclass(frozen=True)
-class FetchCounts:
-    """Requests and bytes of this process since the loop began, and properties of link and cache.
-
-    The counts include all readers of this process. `latency_s`: mean time to the first byte. `bytes_per_s`: bandwidth
-    of the whole link. Both are None if they were not measured. `n_at_once`: maximum number of concurrent prefetch
-    requests. `may_hold`: bytes that the cache can hold; None if nothing can be stored. `requests_per_s`: reads per second
-    that the origin's limits allow; None without limits.
-    """
-
-    requests: int = 0
-    bytes_fetched: int = 0
-    bytes_read: int = 0
-    latency_s: float | None = None
-    bytes_per_s: float | None = None
-    n_at_once: int | None = None
-    may_hold: int | None = None
-    requests_per_s: float | None = None
-
-
-@dataclass(frozen=True, repr=False)
-class EpochReport:
+@dataclass(frozen=True, repr=False, kw_only=True)
+class EpochReport(Analysis):
     """Report on one epoch: its duration, its best possible duration, and what limits it.
 
     Times are in seconds, sizes in bytes. `by_itself`: the time that each part would take alone: "compute", "link",
     "latency", "quota" (the requests at the rate that the origin allows), "decode" and "load". "load" is all work of the
     batch threads; it is there if nothing was fetched, or if fetching and decoding cannot be told apart. `bound_s`: the
     longest of these times. `limit`: what limits: one of these names, "start" (only the first batch was waited for), or
-    None if no part explains the waiting. `shares`: the times as shares of `elapsed_s`. `sentence` says it, with `advice`:
-    what to do.
+    None if no part explains the waiting. `shares`: the times as shares of `elapsed_s`. `sentence` says it (`verdict`)
+    and what to do (`advice`).
 
     `hit_ratio`: the share of the bytes read that was not fetched. `hit_bound`: the share of the data that the cache
     can hold, which is the highest possible hit ratio from the second epoch on. `unknown`: what could not be measured,
@@ -97,8 +77,6 @@ class EpochReport:
     first_wait_s: float
     by_itself: dict[str, float]
     bound_s: float
-    limit: str | None
-    shares: dict[str, float]
     latency_s: float | None
     bytes_per_s: float | None
     bytes_fetched: int | None
@@ -107,8 +85,6 @@ class EpochReport:
     requests_per_sample: float | None
     fetched_per_sample: float | None
     read_per_sample: float | None
-    sentence: str
-    advice: tuple[str, ...]
     unknown: tuple[str, ...]
     stalls: tuple[BatchTiming, ...]
     n_threads: int
@@ -121,7 +97,7 @@ class EpochReport:
     def as_dict(self) -> dict[str, Any]:
         """Return the report as a dict of JSON-compatible values."""
         stalls = [timing._asdict() for timing in self.stalls]
-        texts = {"advice": list(self.advice), "unknown": list(self.unknown)}
+        texts = {"sentence": self.sentence, "advice": list(self.advice), "unknown": list(self.unknown)}
         return {**asdict(self), **texts, "of_bound": self.of_bound, "stalls": stalls}
 
     def _facts(self) -> list[tuple[str, str]]:
@@ -162,25 +138,18 @@ class EpochReport:
     __repr__ = __str__  # what a notebook shows
 
 
-def report_of(
-    timings: EpochTimings,
-    fetched: FetchCounts | None,
-    *,
-    epoch: int,
-    n: int,
-    n_threads: int,
-    tells_reading: bool,
-) -> EpochReport:
+def report_of(timings: EpochTimings, fetched: FetchCounts | None, *, n: int, n_threads: int) -> EpochReport:
     """Return the report on one epoch over `n` samples with `n_threads` batch threads.
 
-    `fetched`: None if the dataset does not read through cachedfs, or does not say so. `tells_reading`: whether the
-    threads' waits for bytes were measured; the rest of their time is decoding.
+    `fetched`: None if the dataset does not read through cachedfs, or does not say so.
     """
-    total, counts = timings.sum, fetched or FetchCounts()
-    elapsed_s, rate = total.wait_s + total.compute_s, counts.bytes_per_s
-    if rate is not None and elapsed_s:  # the measured bandwidth, but at least the rate of the fetched bytes
-        rate = max(rate, counts.bytes_fetched / elapsed_s)
-    by_itself, unknown = _part_times(total, fetched, rate, n_threads, tells_reading=tells_reading)
+    total = timings.sum
+    elapsed_s = total.wait_s + total.compute_s
+    if fetched is not None and fetched.bytes_per_s is not None and elapsed_s:
+        # The measured bandwidth, but at least the rate of the fetched bytes.
+        fetched = replace(fetched, bytes_per_s=max(fetched.bytes_per_s, fetched.bytes_fetched / elapsed_s))
+    counts = fetched or FetchCounts()
+    by_itself, unknown = _part_times(total, fetched, n_threads)
     hit_ratio = hit_bound = None
     if counts.bytes_read and total.n_samples:
         hit_ratio = max(0.0, 1 - counts.bytes_fetched / counts.bytes_read)
@@ -188,25 +157,21 @@ def report_of(
         hit_bound = None if counts.may_hold is None else min(1.0, counts.may_hold / data_size)
     found = analyse(
         RunFigures(
+            **vars(counts),
             elapsed_s=elapsed_s,
             wait_s=total.wait_s,
             first_wait_s=timings.first_wait_s,
             times=by_itself,
-            requests=counts.requests,
-            latency_s=counts.latency_s,
-            bytes_fetched=counts.bytes_fetched,
-            bytes_per_s=rate,
-            n_at_once=counts.n_at_once,
-            requests_per_s=counts.requests_per_s,
             n_threads=n_threads,
-            read_share=total.read_s / total.load_s if fetched and tells_reading and total.load_s else None,
+            read_share=total.read_s / total.load_s if fetched and total.read_s else None,
             can_store=fetched is None or fetched.may_hold is not None,
             held=hit_bound,
         )
     )
     n_counted = total.n_samples if fetched else 0
     return EpochReport(
-        epoch=epoch,
+        **vars(found),
+        epoch=timings.epoch,
         n_batches=timings.n_batches,
         n_samples=total.n_samples,
         elapsed_s=elapsed_s,
@@ -214,18 +179,14 @@ def report_of(
         first_wait_s=timings.first_wait_s,
         by_itself=by_itself,
         bound_s=max(by_itself.values()),
-        limit=found.limit,
-        shares=found.shares,
         latency_s=counts.latency_s,
-        bytes_per_s=rate,
+        bytes_per_s=counts.bytes_per_s,
         bytes_fetched=fetched.bytes_fetched if fetched else None,
         hit_ratio=hit_ratio,
         hit_bound=hit_bound,
         requests_per_sample=counts.requests / n_counted if n_counted else None,
         fetched_per_sample=counts.bytes_fetched / n_counted if n_counted else None,
         read_per_sample=counts.bytes_read / n_counted if n_counted else None,
-        sentence=found.sentence,
-        advice=found.advice,
         unknown=tuple(unknown),
         stalls=tuple(timings.recent),
         n_threads=n_threads,
@@ -233,12 +194,7 @@ def report_of(
 
 
 def _part_times(
-    total: BatchTiming,
-    fetched: FetchCounts | None,
-    rate: float | None,
-    n_threads: int,
-    *,
-    tells_reading: bool,
+    total: BatchTiming, fetched: FetchCounts | None, n_threads: int
 ) -> tuple[dict[str, float], list[str]]:
     """Return the time that each part would take alone, and texts on what is unknown."""
     found, unknown = {"compute": total.compute_s}, []
@@ -247,8 +203,8 @@ def _part_times(
             "what is fetched, from where and how fast: the dataset does not read through cachedfs, or manages its own reads"
         )
     else:
-        if fetched.bytes_fetched == 0 or rate:
-            found["link"] = fetched.bytes_fetched / rate if rate else 0.0
+        if fetched.bytes_fetched == 0 or fetched.bytes_per_s:
+            found["link"] = fetched.bytes_fetched / (fetched.bytes_per_s or 1.0)
         else:
             unknown.append("the link's bandwidth: nothing of a MiB or more was fetched ahead")
         if fetched.requests == 0 or fetched.latency_s is not None:
@@ -259,13 +215,13 @@ def _part_times(
             unknown.append("how late answers are: nothing was fetched ahead")
         if fetched.requests_per_s:
             found["quota"] = min(total.wait_s + total.compute_s, fetched.requests / fetched.requests_per_s)
-    if tells_reading:
+    if total.read_s:  # the threads' waits for bytes were measured: the rest of their time is decoding
         found["decode"] = (total.load_s - total.read_s) / n_threads
     else:
         unknown.append(
             "how much of loading is decoding: the dataset does not report how long it waits for bytes"
         )
-    if fetched is None or not tells_reading or fetched.bytes_fetched == 0:
+    if fetched is None or not total.read_s or fetched.bytes_fetched == 0:
         found["load"] = total.load_s / n_threads
     return found, unknown
 

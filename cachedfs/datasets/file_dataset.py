@@ -36,8 +36,6 @@ class FileDataset(Samples[T]):
     was deleted raises `ObjectNotFound` (a FileNotFoundError) with its name.
     """
 
-    tells_reading = True
-
     def __init__(
         self,
         url: URLs,

@@ -48,8 +48,6 @@ class HDF5Dataset(Samples):
     file after it was replaced reads the new content, and raises `ObjectChanged` if the length, a shape or a dtype differs.
     """
 
-    tells_reading = True
-
     def __init__(
         self,
         url: str,

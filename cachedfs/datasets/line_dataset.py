@@ -7,7 +7,6 @@ import contextlib
 import io
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
@@ -80,17 +79,16 @@ class LineDataset(IterableDataset[Any]):
         self.paths = CompactStrings(paths)
         self._versions = [_listed_version(self.fs, path) for path in paths]
         self._spawned_by = (0, 1)  # ranks of the process that spawned this one
+        self._state: dict[str, Any] | None = None  # of the iterator that was started last
         self._resume_state: dict[str, Any] | None = None
-        self._position = _Position()
 
     def __iter__(self) -> Iterator[Any]:
-        position = _Position(*self._part())
-        spans = self._spans(position.part, position.n_parts)
-        state, self._resume_state = self._resume_state, None
-        self._position = position
-        if state is not None:
-            spans = self._left_of(spans, state, position)
-        return self._read(spans, position)
+        state = self._first_state()
+        spans = self._spans(state["part"], state["n_parts"])
+        saved, self._resume_state, self._state = self._resume_state, None, state
+        if saved is not None:
+            spans = self._left_of(spans, saved, state)
+        return self._read(spans, state)
 
     def items(self) -> Iterator[Item]:
         """Yield the byte ranges that the next iterator in this process would read, as `fs.prefetch` takes them."""
@@ -99,19 +97,7 @@ class LineDataset(IterableDataset[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the iterator that was started last, as a dict of JSON-compatible values."""
-        if self._resume_state is not None:
-            return dict(self._resume_state)
-        position, file = self._position, self._position.file
-        return {
-            "part": position.part,
-            "n_parts": position.n_parts,
-            "bytes": sum(self._weights()),
-            "file": None if file is None else self.paths[file],
-            "number": file,
-            "version": None if file is None else self._versions[file],
-            "offset": 0 if file is None else position.offset,
-            "is_over": position.is_over,
-        }
+        return dict(self._resume_state or self._state or self._first_state())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iterator continue at a saved position.
@@ -119,44 +105,49 @@ class LineDataset(IterableDataset[Any]):
         Raises ValueError if `state` is not from `state_dict`. `iter()` raises ValueError if the numbers of ranks or
         workers differ, and ObjectChanged if the files differ.
         """
-        missing = self.state_dict().keys() - state.keys()
-        if missing:
+        if missing := self._first_state().keys() - state.keys():
             raise ValueError(
                 f"{self!r}: not a state of a LineDataset: it has no {', '.join(sorted(missing))}"
             )
         self._resume_state = dict(state)
 
+    def _first_state(self) -> dict[str, Any]:
+        """Return the state of a new iterator in this process. `file`: None at the start, and at the end (`is_over`)."""
+        part, n_parts = self._part()
+        place = {"file": None, "number": None, "version": None, "offset": 0, "is_over": False}
+        return {"part": part, "n_parts": n_parts, "bytes": sum(self._weights()), **place}
+
     def _left_of(
-        self, spans: list[LineSpan], state: Mapping[str, Any], position: _Position
+        self, spans: list[LineSpan], saved: Mapping[str, Any], state: dict[str, Any]
     ) -> list[LineSpan]:
-        """Return the spans from the saved state on, and move `position` there."""
-        if (state["part"], state["n_parts"]) != (position.part, position.n_parts):
+        """Return the spans from a saved state on, and move `state` there."""
+        if (saved["part"], saved["n_parts"]) != (state["part"], state["n_parts"]):
             raise ValueError(
-                f"{self!r}: the state is of part {state['part']} of {state['n_parts']}, but this is part {position.part} of "
-                f"{position.n_parts}: resume with the same numbers of ranks and workers"
+                f"{self!r}: the state is of part {saved['part']} of {saved['n_parts']}, but this is part {state['part']} of "
+                f"{state['n_parts']}: resume with the same numbers of ranks and workers"
             )
-        if state["bytes"] != sum(self._weights()):
+        if saved["bytes"] != state["bytes"]:
             raise ObjectChanged(f"{self!r}: the files or their sizes differ from those of the saved state")
-        position.is_over = state["is_over"]
-        if position.is_over or state["file"] is None:
-            return [] if position.is_over else spans
-        number, offset = int(state["number"]), int(state["offset"])
-        if number >= len(self.paths) or self.paths[number] != state["file"]:
+        state.update(saved)
+        if saved["is_over"] or saved["file"] is None:
+            return [] if saved["is_over"] else spans
+        number, offset = int(saved["number"]), int(saved["offset"])
+        if number >= len(self.paths) or self.paths[number] != saved["file"]:
             raise ObjectChanged(
-                f"{self!r}: {state['file']} is at another position in the list than when the state was saved"
+                f"{self!r}: {saved['file']} is at another position in the list than when the state was saved"
             )
-        if self._versions[number] != state["version"]:
+        if self._versions[number] != saved["version"]:
             raise ObjectChanged(
-                f"{self.fs.unstrip_protocol(state['file'])}: the file was replaced since the state was saved; start again from the beginning"
+                f"{self.fs.unstrip_protocol(saved['file'])}: the file was replaced since the state was saved; start again from the beginning"
             )
-        position.file, position.offset = number, offset
         left = [LineSpan(span.file, offset, span.stop) for span in spans if span.file == number]
         return [span for span in left if offset < span.stop] + [span for span in spans if span.file > number]
 
-    def _read(self, spans: Sequence[LineSpan], position: _Position) -> Iterator[Any]:
+    def _read(self, spans: Sequence[LineSpan], state: dict[str, Any]) -> Iterator[Any]:
         decode = self._decoder()
         for number, start, stop in spans:
-            is_resumed = (number, start) == (position.file, position.offset)
+            is_resumed = (number, start) == (state["number"], state["offset"])
+            file_state = {"file": self.paths[number], "number": number, "version": self._versions[number]}
             with self._opened(number) as file:
                 offset = start
                 try:
@@ -166,12 +157,13 @@ class LineDataset(IterableDataset[Any]):
                             content = content.removeprefix(codecs.BOM_UTF8)
                         if self.keep_empty or content.strip():
                             sample = decode(content)
-                            position.file, position.offset = number, offset + len(line)
+                            state |= file_state
+                            state["offset"] = offset + len(line)
                             yield sample
                 except Exception as error:  # any type: user code and the libraries of formats raise their own
                     error.add_note(f"in the line at byte {offset:,} of {self._name(number)}, in {self!r}")
                     raise
-        position.file, position.is_over = None, True
+        state |= {"file": None, "number": None, "version": None, "offset": 0, "is_over": True}
 
     @contextlib.contextmanager
     def _opened(self, number: int) -> Iterator[io.BufferedReader]:
@@ -220,7 +212,7 @@ class LineDataset(IterableDataset[Any]):
         return str(self.fs.unstrip_protocol(self.paths[number]))
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_position": _Position()}
+        state = {**self.__dict__, "_state": None}
         if get_spawning_popen() is not None:  # spawned workers lack the parent's torch.distributed
             state["_spawned_by"] = self._ranks()
         return state
@@ -228,17 +220,6 @@ class LineDataset(IterableDataset[Any]):
     def __repr__(self) -> str:
         n_bytes = sum(size or 0 for size in self._sizes)
         return f"LineDataset({self.url!r}, {len(self.paths):,} files, {n_bytes:,} bytes)"
-
-
-@dataclass
-class _Position:
-    """The position of an iterator: behind the last sample it returned."""
-
-    part: int = 0
-    n_parts: int = 1
-    file: int | None = None  # None: at the start, or at the end
-    offset: int = 0
-    is_over: bool = False
 
 
 def _version(fs: Any, path: str) -> str | None:

@@ -16,7 +16,7 @@ import torch
 
 from cachedfs.common.executor import n_cores
 from cachedfs.datasets.arguments import at_least, current_ranks, raise_if_ranks_differ, ranks_of, size
-from cachedfs.datasets.batch_queue import BatchQueue, PreparedBatch
+from cachedfs.datasets.batch_queue import BatchQueue, Made
 from cachedfs.datasets.batches import BatchMover, size_of
 from cachedfs.datasets.epoch_report import BatchTiming, EpochReport, EpochTimings, FetchMeter, report_of
 from cachedfs.datasets.nodes import NodeOrders, Ranks, StoredObjects, nodes_of, ranks_on_nodes
@@ -133,7 +133,7 @@ class Loader(Generic[T]):
         self._most_bytes = size(prefetch_bytes=prefetch_bytes)
         self._echo = at_least(1, echo=echo)
         self.timings = EpochTimings()
-        self._measured: tuple[int, FetchMeter] | None = None  # the epoch of the timings, and its fetch counts
+        self._meter: FetchMeter | None = None  # of what the epoch of the timings fetches
         # After the last returned batch, and where the next loop begins.
         self._position = self._next = EpochPosition(0)
         self._division: RankDivision | None = None  # of the positions in the epoch of the last loop
@@ -162,16 +162,16 @@ class Loader(Generic[T]):
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch for this rank. With echo, repetitions count."""
-        ranks = self._ranks()
-        return self._divided(ranks, self._orders(ranks).n).n_batches(ranks.local_rank) * self._echo
+        orders = self._orders()
+        return orders.division(orders.n).n_batches(orders.ranks.local_rank) * self._echo
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last returned batch, for `load_state_dict`; cheap and small.
 
         Ranks that are in step have the same state. With echo, a batch counts when it is returned first.
         """
-        place, ranks = self._position, self._ranks()
-        division = self._division or self._divided(ranks, self._orders(ranks).n_positions)
+        place, orders = self._position, self._orders()
+        division = self._division or orders.division(orders.n_positions)
         if place.position and division.is_over(place.position):
             place = place.next_epoch()
         return state_at(place, self._epochs())
@@ -200,10 +200,13 @@ class Loader(Generic[T]):
         try:
             while not division.is_over(self._position.position):
                 wait_start = time.perf_counter()
-                prepared = self._next_batch(queue)
+                if self._plan is not None:
+                    self._plan = self._plan.restarted_if_needed(self._position)
+                prepared = queue.take()
                 if prepared is None:  # only other ranks have a batch in the last step
                     break
-                batch = mover.received(*prepared.batch)
+                sent, made = prepared
+                batch = mover.received(*sent)
                 self._position = replace(self._position, position=division.after(self._position.position))
                 self._next = self._position.next_epoch()  # only now: a loop without a batch is no epoch
                 use_start = time.perf_counter()
@@ -214,10 +217,12 @@ class Loader(Generic[T]):
                             "this loop has ended: another loop began, a state was loaded, or the loader was closed"
                         )
                 wait_s, compute_s = use_start - wait_start, time.perf_counter() - use_start
-                _, n, n_bytes, load_s, read_s, _ = prepared
-                self.timings.add(BatchTiming(wait_s, load_s, compute_s, n_bytes, n, read_s))
+                load_s = made.ended - made.began
+                self.timings.add(
+                    BatchTiming(wait_s, load_s, compute_s, made.size, made.n_samples, made.read_s)
+                )
                 # The training may not need the batch any more: free it before the wait for the next one.
-                del prepared, batch
+                del prepared, sent, batch
             is_complete = True
         finally:
             # At interpreter exit the loop's resources are closed already, and reading statistics would open them again.
@@ -228,32 +233,27 @@ class Loader(Generic[T]):
         """Start the threads and the prefetch plan of an epoch, at the position where it begins."""
         self._end_loop()
         mover = BatchMover(self._device, self._pin_memory)
-        ranks = self._ranks()
-        orders, place = self._orders(ranks), self._next.on_nodes(ranks.n_nodes)
+        orders = self._orders()
+        ranks, place = orders.ranks, self._next.on_nodes(orders.ranks.n_nodes)
         if ranks.world_size > 1 and (ranks.rank, ranks.world_size) == current_ranks():
             raise_if_ranks_differ(state_at(place, self._epochs()))
         order, n_positions = orders.at(place)
-        division, own = self._divided(ranks, n_positions), range(ranks.local_rank, ranks.local_rank + 1)
+        division, own = orders.division(n_positions), range(ranks.local_rank, ranks.local_rank + 1)
         queue = BatchQueue(
             partial(_make_batch, self._source, self._collate, mover),
-            replace(division, n=len(order)).batches(order, own, place.position),
+            orders.division(len(order)).batches(order, own, place.position),
             threads=self._threads,
             most=self._most,
             most_bytes=self._most_bytes,
             enter=partial(_set_up_thread, mover, torch.get_num_threads()),
         )
-        self._queue, self._position, self._division, self.timings = queue, place, division, EpochTimings()
-        self._measured = place.epoch, FetchMeter(self._source.fs)
+        self._queue, self._position, self._division = queue, place, division
+        self.timings, self._meter = EpochTimings(place.epoch), FetchMeter(self._source.fs)
         here = ranks.on_this_node(ranks_here(ranks.rank, ranks.world_size, os.environ))
-        if self._plan is None or not self._plan.continues(orders, division, here, place):
+        if self._plan is None or not self._plan.continues(orders, here, place):
             self._end_plan()
-            self._plan = DatasetPrefetch(self._source, orders, division, here, place)
+            self._plan = DatasetPrefetch(self._source, orders, here, place)
         return queue, division, mover
-
-    def _next_batch(self, queue: BatchQueue) -> PreparedBatch | None:
-        if self._plan is not None:
-            self._plan = self._plan.restarted_if_needed(self._position)
-        return queue.take()
 
     def _end_run(self, queue: BatchQueue, *, is_complete: bool) -> None:
         if self._queue is not queue:
@@ -272,8 +272,8 @@ class Loader(Generic[T]):
     def _end_queue(self) -> None:
         queue, self._queue = self._queue, None
         if queue is not None:
-            if self._measured is not None:
-                self._measured[1].stop()
+            if self._meter is not None:
+                self._meter.stop()
             queue.close()
 
     def _end_loop(self) -> None:
@@ -287,17 +287,10 @@ class Loader(Generic[T]):
         The batch in use does not count yet. Requests and bytes include all other reads of this process. Raises
         RuntimeError before the first loop.
         """
-        if self._measured is None:
+        if self._meter is None:
             raise RuntimeError("there is nothing to report yet: iterate over some batches first")
-        epoch, meter = self._measured
-        return report_of(
-            self.timings,
-            meter.fetched(),
-            epoch=epoch,
-            n=self._orders(self._ranks()).n,
-            n_threads=self._threads.current,
-            tells_reading=self._source.tells_reading,
-        )
+        n, n_threads = self._orders().n, self._threads.current
+        return report_of(self.timings, self._meter.fetched(), n=n, n_threads=n_threads)
 
     def _end_plan(self) -> None:
         plan, self._plan = self._plan, None
@@ -313,19 +306,14 @@ class Loader(Generic[T]):
         objects = self._objects.checksum if self._shuffle == "node" else 0
         return EpochOrders(len(source), self._seed, self._shuffle, self._window, source.group_size, objects)
 
-    def _orders(self, ranks: Ranks) -> EpochOrders | NodeOrders:
-        if self._shuffle != "node":
-            return self._epochs()
-        return NodeOrders(self._epochs(), self._objects, ranks, self._drop_last, self._pad)
-
-    def _divided(self, ranks: Ranks, n: int) -> RankDivision:
-        return RankDivision(n, self._batch_size, ranks.n_local, self._drop_last, self._pad)
-
-    def _ranks(self) -> Ranks:
-        ranks = self._explicit_ranks or current_ranks()
-        if self._shuffle == "node":
-            return ranks_on_nodes(ranks, self._explicit_nodes, os.environ)
-        return Ranks(*(ranks or (0, 1)))
+    def _orders(self) -> NodeOrders:
+        """Return the orders of this process's node, as its ranks are now."""
+        pair, is_by_node = self._explicit_ranks or current_ranks(), self._shuffle == "node"
+        ranks = (
+            ranks_on_nodes(pair, self._explicit_nodes, os.environ) if is_by_node else Ranks(*(pair or (0, 1)))
+        )
+        objects = self._objects if is_by_node else None
+        return NodeOrders(self._epochs(), objects, ranks, self._batch_size, self._drop_last, self._pad)
 
     def __enter__(self) -> Loader:
         return self
@@ -345,16 +333,14 @@ class Loader(Generic[T]):
 # Functions that run in the batch threads.
 
 
-def _make_batch(
-    source: SampleReader, collate: Collate | None, mover: BatchMover, indexes: Order
-) -> PreparedBatch:
+def _make_batch(source: SampleReader, collate: Collate | None, mover: BatchMover, indexes: Order) -> Made:
     """Make one batch, and start its copy to the device."""
     start, read_before, core_before = time.perf_counter(), reading_s(), time.thread_time()
     batch = source.batch(indexes.tolist(), collate)
     size = size_of(batch)
     sent = mover.sent(batch)
-    made = MadeBatch(start, time.perf_counter(), time.thread_time() - core_before)
-    return PreparedBatch(sent, len(indexes), size, made.ended - start, reading_s() - read_before, made)
+    core_s, read_s = time.thread_time() - core_before, reading_s() - read_before
+    return sent, MadeBatch(start, time.perf_counter(), core_s, read_s, size, len(indexes))
 
 
 def _set_up_thread(mover: BatchMover, n_torch_threads: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachedfs.datasets.arguments import at_least
-from cachedfs.datasets.sampler import EpochOrders, EpochPosition, Order
+from cachedfs.datasets.sampler import EpochOrders, EpochPosition, Order, RankDivision
 
 logger = logging.getLogger("cachedfs.datasets")
 
@@ -193,27 +193,33 @@ class StoredObjects:
 
 @dataclass(frozen=True)
 class NodeOrders:
-    """The order of one node's samples in each epoch: its part of the order of all samples.
+    """The order of one node's samples in each epoch: its part of the order of all samples, which its ranks share.
 
     With `pad`, all nodes get as many as that with the most: the others repeat samples from the beginning of their
-    order. With `drop_last`, all get as many as that with the fewest. Otherwise each node gets its own ones.
+    order. With `drop_last`, all get as many as that with the fewest. Otherwise each node gets its own ones. `objects` is
+    None without node shuffle, which has one node for all.
     """
 
     epochs: EpochOrders
-    objects: StoredObjects
+    objects: StoredObjects | None
     ranks: Ranks
-    drop_last: bool
-    pad: bool
+    batch_size: int = 1
+    drop_last: bool = False
+    pad: bool = True
 
     @property
     def n(self) -> int:
         """Samples that this node gets in a whole epoch."""
-        return self._lengths(self._nodes)[0]
+        return self._lengths(self._nodes(self.ranks.n_nodes))[0]
 
     @property
     def n_positions(self) -> int:
         """Samples that the node with the most gets in a whole epoch."""
-        return self._lengths(self._nodes)[1]
+        return self._lengths(self._nodes(self.ranks.n_nodes))[1]
+
+    def division(self, n: int) -> RankDivision:
+        """Return how the ranks of this node share `n` samples."""
+        return RankDivision(n, self.batch_size, self.ranks.n_local, self.drop_last, self.pad)
 
     def at(self, place: EpochPosition) -> tuple[Order, int]:
         """Return the order of this node's samples in an epoch, and the length of the longest order of all nodes.
@@ -222,15 +228,15 @@ class NodeOrders:
         """
         order = left = self.epochs.order(place.epoch)
         for n_nodes, position in place.earlier:
-            left = left[_numbers_within(self.objects.nodes(n_nodes)[left]) >= position]
-        n, n_positions = self._lengths(self._nodes[left])
-        own = left[self._nodes[left] == self.ranks.node][:n]
-        padding = np.resize(order[self._nodes[order] == self.ranks.node], n - len(own))
+            left = left[_numbers_within(self._nodes(n_nodes)[left]) >= position]
+        nodes = self._nodes(self.ranks.n_nodes)
+        n, n_positions = self._lengths(nodes[left])
+        own = left[nodes[left] == self.ranks.node][:n]
+        padding = np.resize(order[nodes[order] == self.ranks.node], n - len(own))
         return np.concatenate([own, padding]), n_positions
 
-    @property
-    def _nodes(self) -> npt.NDArray[np.int32]:
-        return self.objects.nodes(self.ranks.n_nodes)
+    def _nodes(self, n_nodes: int) -> npt.NDArray[np.int32]:
+        return np.zeros(self.epochs.n, np.int32) if self.objects is None else self.objects.nodes(n_nodes)
 
     def _lengths(self, nodes: npt.NDArray[np.int32]) -> tuple[int, int]:
         """Return how many samples this node gets, and the node with the most, if each of `nodes` is that of a sample."""

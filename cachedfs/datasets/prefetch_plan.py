@@ -7,13 +7,12 @@ import os
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import islice
 from queue import SimpleQueue
 from typing import Any
 
 from cachedfs.datasets.nodes import NodeOrders
-from cachedfs.datasets.sampler import EpochOrders, EpochPosition, Order, RankDivision
+from cachedfs.datasets.sampler import EpochPosition, Order, RankDivision
 from cachedfs.datasets.samples import Item, SampleReader
 
 logger = logging.getLogger("cachedfs.datasets")
@@ -48,14 +47,13 @@ class DatasetPrefetch:
     def __init__(
         self,
         source: SampleReader,
-        epochs: EpochOrders | NodeOrders,
-        division: RankDivision,
+        orders: NodeOrders,
         ranks: range,
         place: EpochPosition,
         *,
         declares: bool = False,
     ) -> None:
-        self._source, self._key = source, (epochs, division, ranks)
+        self._source, self._key = source, (orders, ranks)
         self._check_at = time.monotonic() + CHECK_EVERY_S
         self._next = place.next_epoch()
         self._pid = os.getpid()
@@ -69,19 +67,15 @@ class DatasetPrefetch:
         self._plan: Any = None
         if source.fs is None or not ranks:
             return
-        items = _items(
-            source, epochs, division, ranks, place, self._grants, self._left_out, declares=declares
-        )
+        items = _items(source, orders, ranks, place, self._grants, self._left_out, declares=declares)
         try:
             self._plan = source.fs.prefetch(items)
         except Exception:  # any error: reads fetch what the plan did not
             logger.debug("cannot prefetch %r", source, exc_info=True)
 
-    def continues(
-        self, epochs: EpochOrders | NodeOrders, division: RankDivision, ranks: range, place: EpochPosition
-    ) -> bool:
+    def continues(self, orders: NodeOrders, ranks: range, place: EpochPosition) -> bool:
         """Return whether this plan covers the reads from `place` on; if so, let it fetch the epoch after that, too."""
-        is_next = (epochs, division, ranks) == self._key and place == self._next
+        is_next = (orders, ranks) == self._key and place == self._next
         if not is_next or self._pid != os.getpid() or self._must_restart(place):
             return False
         self._next, self._n_requests = place.next_epoch(), self._count_requests()
@@ -124,8 +118,7 @@ class DatasetPrefetch:
 
 def _items(
     source: SampleReader,
-    epochs: EpochOrders | NodeOrders,
-    division: RankDivision,
+    orders: NodeOrders,
     ranks: range,
     place: EpochPosition,
     grants: Grants,
@@ -138,8 +131,8 @@ def _items(
     An epoch is left out if the samples of it that are checked are all cached.
     """
     while grants.get():
-        order, _ = epochs.at(place)
-        division = replace(division, n=len(order))
+        order, _ = orders.at(place)
+        division = orders.division(len(order))
         shares = division.batches(order, ranks, place.position)
         if declares or not source.is_cached(_some(order, division, ranks, place.position)):
             yield from source.items(index for share in shares for index in share.tolist())

@@ -34,15 +34,6 @@ class EpochOrders:
     group_size: int = 1
     objects: int = 0
 
-    @property
-    def n_positions(self) -> int:
-        """Positions in an epoch."""
-        return self.n
-
-    def at(self, place: EpochPosition) -> tuple[Order, int]:
-        """Return the order of the epoch of `place`, and its length."""
-        return self.order(place.epoch), self.n
-
     def order(self, epoch: int) -> Order:
         """Return the indexes of all samples in the order of one epoch; a million take about 0.1 s, and 24 bytes each.
 

@@ -53,7 +53,6 @@ class Samples(Dataset[T], Generic[T]):
     batch in one round trip. Override `items` to let a Loader prefetch.
     """
 
-    tells_reading = False  # True if `reading` measures all waiting for bytes
     # Neighboring samples that one fetch reads, for example those of a chunk. A window shuffle keeps them together.
     group_size = 1
 
@@ -198,8 +197,8 @@ def reading_s() -> float:
 class SampleReader:
     """Reader of batches of a map-style dataset, also through nested `Subset`s, as `random_split` makes them.
 
-    `fs`: the cachedfs filesystem of the dataset; None if it has another one or does not say. `tells_reading` and
-    `group_size` are those of `Samples`. Raises TypeError for a dataset without access by index.
+    `fs`: the cachedfs filesystem of the dataset; None if it has another one or does not say. `group_size` is that of
+    `Samples`. Raises TypeError for a dataset without access by index.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -210,18 +209,18 @@ class SampleReader:
                 "For an iterable, use torch.utils.data.DataLoader"
             )
         self.dataset = inner = dataset
-        self._subsets: list[Sequence[int]] = []  # indexes, outermost first
+        # The index in the innermost dataset of each sample; None if there is no subset.
+        self._numbers: npt.NDArray[np.int64] | None = None
         while type(inner) is Subset:  # a subclass of Subset may behave differently
-            self._subsets.append(inner.indices)
+            indices = np.asarray(inner.indices, np.int64)
+            self._numbers = indices if self._numbers is None else indices[self._numbers]
             inner = inner.dataset
         samples = self._samples = inner if isinstance(inner, Samples) else None
         self._n_inner = len(inner)
         fs = None if samples is None else samples.fs
         self.fs = fs if isinstance(fs, CachedFileSystem) else None
-        self.tells_reading = samples is not None and samples.tells_reading
-        self.group_size = (
-            samples.group_size if samples is not None and all(map(_is_run, self._subsets)) else 1
-        )
+        is_run = self._numbers is None or bool(np.all(np.diff(self._numbers) == 1))
+        self.group_size = samples.group_size if samples is not None and is_run else 1
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -229,9 +228,7 @@ class SampleReader:
     def items(self, indexes: Iterable[int]) -> Iterator[Item]:
         """Yield the paths and byte ranges that samples read, in order. Requires that `fs` is not None."""
         assert self._samples is not None
-        for subset in self._subsets:
-            indexes = map(subset.__getitem__, indexes)
-        return self._samples.items(indexes)
+        return self._samples.items(indexes if self._numbers is None else map(self._numbers.item, indexes))
 
     def is_cached(self, indexes: Iterable[int]) -> bool:
         """Return whether a cachedfs filesystem has all that these samples read in its cache."""
@@ -240,15 +237,12 @@ class SampleReader:
 
     def objects(self) -> StoredObjects:
         """Return the objects of the samples, by which a node shuffle divides them."""
-        samples = self._samples
-        keys, sizes = (
-            samples.objects()
-            if samples is not None
-            else (run_keys(self._n_inner, run_size(self._n_inner)), None)
-        )
-        numbers = np.arange(len(self))
-        for subset in self._subsets:
-            numbers = np.asarray(subset, dtype=np.int64)[numbers]
+        n, sizes = self._n_inner, None
+        if self._samples is not None:
+            keys, sizes = self._samples.objects()
+        else:
+            keys = run_keys(n, run_size(n))
+        numbers = slice(None) if self._numbers is None else self._numbers
         return StoredObjects(keys[numbers], None if sizes is None else sizes[numbers])
 
     def batch(self, indexes: Sequence[int], collate: Collate | None) -> Any:
@@ -257,9 +251,8 @@ class SampleReader:
         declared = as_declared() if self.fs is not None else nullcontext()
         with declared, naming(f"a batch of samples {_listed(indexes)} of {self!r}"):
             if self._samples is not None:
-                for subset in self._subsets:
-                    indexes = [subset[index] for index in indexes]
-                return self._samples.batch(indexes, collate)
+                numbers = indexes if self._numbers is None else self._numbers[indexes].tolist()
+                return self._samples.batch(numbers, collate)
             if callable(fetch := getattr(self.dataset, "__getitems__", None)):
                 samples = list(fetch(list(indexes)))
             else:
@@ -268,10 +261,6 @@ class SampleReader:
 
     def __repr__(self) -> str:
         return repr(self.dataset) if self._samples is self.dataset else type(self.dataset).__name__
-
-
-def _is_run(indexes: Sequence[int]) -> bool:
-    return bool(np.all(np.diff(np.asarray(indexes)) == 1))
 
 
 def _listed(indexes: Sequence[int]) -> str:

@@ -17,11 +17,14 @@ CERTAIN = 2.0  # where one takes so many times as long as the other, twice, tria
 
 
 class MadeBatch(NamedTuple):
-    """The times between which a batch was made, and its CPU time; all in seconds."""
+    """How a batch was made: between which times, its CPU time, and the wait for bytes, in seconds; and its size."""
 
     began: float
     ended: float
     core_s: float
+    read_s: float = 0.0
+    size: int = 0  # bytes
+    n_samples: int = 0
 
 
 class ThreadChoice:
@@ -81,7 +84,7 @@ def _each_s(made: Iterable[MadeBatch]) -> float:
     """Return the seconds from the end of one batch to that of the next, without those in which none was being made."""
     first, *others = sorted(made, key=lambda batch: batch.ended)
     busy_s, until = 0.0, first.ended
-    for began, ended, _ in others:
+    for began, ended, *_ in others:
         busy_s += ended - min(max(began, until), ended)
         until = ended
     return busy_s / len(others)

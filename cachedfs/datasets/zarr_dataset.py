@@ -42,8 +42,6 @@ class ZarrDataset(Samples):
     decodes numbers in the usual codecs, and zarr itself everything else.
     """
 
-    tells_reading = True
-
     def __init__(
         self,
         url: str,
@@ -121,7 +119,7 @@ class ZarrDataset(Samples):
     def batch(self, indexes: Sequence[int], collate: Callable[[list[Any]], Any] | None = None) -> Any:
         """Return a batch as `collate` makes it, by default torch's `default_collate`.
 
-        Without `collate` and `transform`, chunks are decoded directly into the memory of the batch.
+        Without `collate` and `transform`, samples are copied straight from the chunks into the batch.
         """
         is_plain = all(dtype.kind in "biufc" for dtype in self.dtypes.values()) and not self._ragged
         is_ours = type(self).__getitems__ is ZarrDataset.__getitems__

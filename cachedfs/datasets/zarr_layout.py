@@ -110,11 +110,6 @@ class ArrayLayout:
         """Chunks of an object that hold one sample."""
         return math.prod(self.per_object[1:])
 
-    @cached_property
-    def is_whole(self) -> bool:
-        """True if the decoded bytes of a chunk are those of whole samples."""
-        return self.decoder.is_plain and self.shape[1:] == self.chunk[1:]
-
     def n_rows(self, number: int) -> int:
         """Return how many samples a chunk holds, given its index along the first axis."""
         return min(self.chunk[0], self.shape[0] - number * self.chunk[0])
@@ -130,19 +125,13 @@ class ArrayLayout:
         counts = [-(-whole // part) for whole, part in zip(self.shape[1:], parts, strict=True)]
         found = []
         for place in itertools.product(*map(range, counts)):
-            starts = [at * part for at, part in zip(place, parts, strict=True)]
-            stops = np.minimum(np.add(starts, parts), self.shape[1:]).tolist()
-            spans = [*zip(starts, stops, strict=True)]
+            starts = np.multiply(place, parts)
+            stops = np.minimum(starts + parts, self.shape[1:])
             of_object = tuple(at // n for at, n in zip(place, n_each, strict=True))
-            inner = 0
-            for at, n in zip(place, n_each, strict=True):
-                inner = inner * n + at % n
-            there = tuple(slice(start, stop) for start, stop in spans)
-            found.append(
-                ChunkPositions(
-                    place, of_object, inner, there, tuple(slice(0, stop - start) for start, stop in spans)
-                )
-            )
+            inner = int(np.ravel_multi_index(np.mod(place, n_each), n_each)) if place else 0
+            there = tuple(map(slice, starts.tolist(), stops.tolist()))
+            here = tuple(map(slice, (stops - starts).tolist()))
+            found.append(ChunkPositions(place, of_object, inner, there, here))
         return found
 
 

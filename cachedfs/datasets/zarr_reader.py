@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fsspec import AbstractFileSystem
 
 from cachedfs.core.reader import versions_read
-from cachedfs.datasets.chunks import ChunkCache, ChunkSlice, in_threads, parts_of, rows_of
+from cachedfs.datasets.chunks import ChunkCache, ChunkSlice, in_threads, parts_of, rows_between, rows_of
 from cachedfs.datasets.samples import Item, reading
 from cachedfs.datasets.zarr_layout import ABSENT, ArrayLayout
 from cachedfs.errors import ObjectChanged
@@ -95,19 +95,29 @@ class ChunkReader:
         Each chunk is fetched and decoded once. Raises the errors of the filesystem and the codecs, ObjectChanged for a
         shard that is replaced repeatedly during the read, and ValueError for a shard that does not match its index.
         """
-        self.put(part for name, out in outs.items() for part in _parts(self._layouts[name], samples, out))
+        layouts = self._layouts
+        self.put(
+            part
+            for name, out in outs.items()
+            for part in parts_of(layouts[name], out, rows_of(layouts[name].chunk[0], samples))
+        )
 
     def put(self, parts: Iterable[ChunkSlice]) -> None:
         """Copy slices of chunks into place, as `read` does."""
         pool = self._state.pool
         own: list[ChunkSlice] = []
         others: list[tuple[ChunkSlice, Future[Any]]] = []
+        versions: dict[str, Hashable] = {}  # of each object once: the samples of a batch share shards
         try:
             for part in parts:
                 own.append(part)
                 layout = part.layout
                 is_whole = part.n_rows == layout.chunk[0] or part.n_rows == layout.n_rows(part.number)
-                if not is_whole and (version := self._version(part.path)) is not None:
+                if is_whole:
+                    continue
+                if part.path not in versions:
+                    versions[part.path] = self._version(part.path)
+                if (version := versions[part.path]) is not None:
                     part.key = layout.path, part.number, part.beside.place, version
                     if (future := pool.take(part)) is not None:
                         others.append((own.pop(), future))
@@ -119,7 +129,8 @@ class ChunkReader:
         failed = []
         for part, future in others:
             try:
-                with reading():  # includes the other thread's fetching and decoding
+                # The wait includes the other thread's fetching and decoding.
+                with contextlib.nullcontext() if future.done() else reading():
                     chunk = future.result()
                 part.put(chunk)
             except CancelledError:
@@ -143,7 +154,7 @@ class ChunkReader:
     def chunks(self, row: int) -> Iterator[Item]:
         """Yield the chunks of a row: objects, or byte ranges of shards. This may read a shard index."""
         for layout in self._layouts.values():
-            parts = list(_parts(layout, np.array([row]), _NO_ARRAY))
+            parts = list(parts_of(layout, _NO_ARRAY, rows_between(layout.chunk[0], row, row + 1, 0)))
             try:
                 shards = self._shards(parts)
             except Exception:  # any error: reading the sample raises it
@@ -280,9 +291,6 @@ class ChunkReader:
                     raise ValueError(
                         f"{self._fs.unstrip_protocol(part.path)} is truncated: its index has a chunk at bytes {part.start} to {part.stop}"
                     )
-                if part.own is None and part.place is not None:
-                    part.layout.decoder.into(data, part.place)
-                    return
                 chunk = part.layout.decoder.array(data)
             part.put(chunk)
         except Exception:  # any type: codecs raise their own errors
@@ -295,10 +303,6 @@ class ChunkReader:
     def _url(self, part: ChunkSlice) -> str:
         place = part.number, *part.beside.place
         return f"chunk {place} of {self._fs.unstrip_protocol(part.layout.path)}, in {part.path}"
-
-
-def _parts(layout: ArrayLayout, samples: Array, out: Array) -> Iterator[ChunkSlice]:
-    return parts_of(layout, out, rows_of(layout.chunk[0], samples))
 
 
 def _only(versions: set[Any]) -> Hashable:

@@ -33,33 +33,45 @@ EARLIER = "prefetch before the loop begins"
 LOCAL = ("decode", "load")  # these limit only if their threads are busy all the time
 
 
+@dataclass(frozen=True)
+class FetchCounts:
+    """Requests and bytes of a run, and properties of link and cache; None is unknown.
+
+    `bytes_read`: of all reads, from the cache or not. `latency_s`: mean time of a request until an answer begins.
+    `bytes_per_s`: bandwidth of the link. `n_at_once`: concurrent requests allowed. `may_hold`: bytes that the cache can
+    hold; None if nothing can be stored. `requests_per_s`: reads per second that the origin's limits allow.
+    """
+
+    requests: int = 0
+    bytes_fetched: int = 0
+    bytes_read: int = 0
+    latency_s: float | None = None
+    bytes_per_s: float | None = None
+    n_at_once: int | None = None
+    may_hold: int | None = None
+    requests_per_s: float | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
-class RunFigures:
+class RunFigures(FetchCounts):
     """Measurements of a run, or of what a run would meet. Times are in seconds, sizes in bytes; None is unknown.
 
     `wait_s`: time in which the program waited for data; None if nothing ran and `elapsed_s` is a forecast.
     `first_wait_s`: part of it before the first batch. `times`: the time that each part took by itself: "compute",
     "link", "latency", "quota", "decode", "load" (reading the cache and decoding) and "other".
 
-    `refused`: requests refused for a rate limit or a quota. `latency_s`: time of a request until an answer begins.
-    `bytes_per_s`: bandwidth of the link. `n_at_once`: concurrent requests allowed; `n_to_fill`: those that fill the link.
-    `requests_per_s`: reads per second that the origin's limits allow. `n_threads`: batch threads of a Loader; None without
-    one. `read_share`: share of loading that is reading. `held`: share of the data that the cache can hold. `could_hold`:
-    bytes that it could hold without `cache_size`. `size`, `n_files`: of all data.
+    `refused`: requests refused for a rate limit or a quota. `n_to_fill`: concurrent requests that fill the link.
+    `n_threads`: batch threads of a Loader; None without one. `read_share`: share of loading that is reading. `held`:
+    share of the data that the cache can hold. `could_hold`: bytes that it could hold without `cache_size`. `size`,
+    `n_files`: of all data.
     """
 
     elapsed_s: float
     wait_s: float | None = None
     first_wait_s: float = 0.0
     times: Mapping[str, float] = field(default_factory=dict)
-    requests: int = 0
     refused: int = 0
-    latency_s: float | None = None
-    bytes_fetched: int = 0
-    bytes_per_s: float | None = None
-    n_at_once: int | None = None
     n_to_fill: int | None = None
-    requests_per_s: float | None = None
     n_threads: int | None = None
     read_share: float | None = None
     can_store: bool = True
@@ -73,9 +85,9 @@ class RunFigures:
 
 @dataclass(frozen=True)
 class Analysis:
-    """Result of `analyse`: what limited the run, the shares of its parts, and what to do.
+    """What limited a run, the shares of its parts, and what to do.
 
-    `limit`: a key of `RunFigures.times`, "start" (the wait for the first batch), or None if no part explains the waiting.
+    `limit`: the name of a part, "start" (only the first batch was waited for), or None if no part explains the waiting.
     `shares`: the time of each part as a share of the run; they overlap. `verdict`: what limited it, as a sentence.
     """
 

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 from cachedfs.common.event_log import FORMAT
 
-COUNTS = ("hits", "misses", "requests", "bytes_fetched", "bytes_served", "evictions")
-
 
 class RequestEvent(NamedTuple):
     """One request, sent at the Unix time `at`.
@@ -72,18 +70,18 @@ class EventRecords:
     def add_process(self, lines: Iterable[str]) -> None:
         """Add the events in the log of one process. Raises ValueError for another format version."""
         self.n_processes += 1
-        last: dict[int, Mapping[str, Any]] = {}
+        rate = None
         for line in lines:
             try:
                 event = json.loads(line)
-                self._add(event["kind"], event, last)
+                self._add(event)
+                rate = event.get("bytes_per_s") or rate
             except (json.JSONDecodeError, KeyError, TypeError):  # a killed process leaves a part of a line
                 self.n_cut += 1
-        rates = [each["bytes_per_s"] for each in (*last.values(), {"bytes_per_s": self.bytes_per_s})]
-        self.bytes_per_s = max((int(rate) for rate in rates if rate), default=None)
+        self.bytes_per_s = max(filter(None, (rate, self.bytes_per_s)), default=None)
 
-    def _add(self, kind: str, event: Mapping[str, Any], last: dict[int, Mapping[str, Any]]) -> None:
-        """Add one event; `last` has the previous counters by their source."""
+    def _add(self, event: Mapping[str, Any]) -> None:
+        kind = event["kind"]
         if kind == "process" and event["format"] != FORMAT:
             raise ValueError(
                 f"events of format {event['format']}; this release of cachedfs reads format {FORMAT}"
@@ -95,12 +93,8 @@ class EventRecords:
             self.requests.append(RequestEvent(*(event[name] for name in RequestEvent._fields)))
         elif kind == "wait":
             self.waits.append(WaitEvent(*(event[name] for name in WaitEvent._fields)))
-        elif kind == "sums":
-            before = last.get(event["of"])
-            last[event["of"]] = event
-            if before is not None:  # the first sample only sets the start values
-                counts = {name: event[name] - before[name] for name in COUNTS}
-                self.samples.append(SampleEvent(event["at"], event["over_s"], counts))
+        elif kind == "counts":
+            self.samples.append(SampleEvent(*(event[name] for name in SampleEvent._fields)))
 
 
 def read(folder: str | Path) -> EventRecords:

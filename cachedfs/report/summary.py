@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from cachedfs.report.analysis import RunFigures, analyse
-from cachedfs.report.event_reader import COUNTS, EventRecords
+from cachedfs.common.event_log import COUNTS
+from cachedfs.report.analysis import Analysis, RunFigures, analyse
+from cachedfs.report.event_reader import EventRecords
 
 if TYPE_CHECKING:
     from cachedfs.cache.index.block_rows import CachedPath
 
-N_BINS = 60
+N_BINS = 40  # as many bars fit on a phone
 N_LONGEST = 10  # how many of the objects with the longest waits to list
 
 Span = tuple[float, float]
@@ -34,15 +35,15 @@ class TimeBins:
     waited: list[float]
 
 
-@dataclass(frozen=True)
-class RunSummary:
-    """The figures of a run. Times are in seconds, sizes in bytes.
+@dataclass(frozen=True, kw_only=True)
+class RunSummary(Analysis):
+    """The figures of a run, and what limited it. Times are in seconds, sizes in bytes.
 
     `counts`: counters of all processes, named as in `fs.stats()`. `n_requests`: requests in the event log. `n_ahead`:
     speculative ones. `answer_s`: mean time to the response headers. `bound_per_s`: network rate, as measured or the
-    highest of any bin; None without data. `is_measured`: it was measured. `longest`: (path, waits, seconds) per object.
+    highest of any bin; None without data. `longest`: (path, waits, seconds) per object.
     `waited`: seconds in which a caller waited while a response was received (`for_bytes_s`), while requests had no
-    response yet (`for_answers_s`), and while no request was active (`for_others_s`). `limit`, `shares`, `sentence` and `advice` are those of `Analysis`.
+    response yet (`for_answers_s`), and while no request was active (`for_others_s`).
     """
 
     elapsed_s: float
@@ -56,18 +57,13 @@ class RunSummary:
     waited: dict[str, float]
     longest: tuple[tuple[str, int, float], ...]
     bound_per_s: float | None
-    is_measured: bool
     bins: TimeBins
-    limit: str | None
-    shares: dict[str, float]
-    sentence: str
-    advice: tuple[str, ...]
     n_cut: int = 0
     n_full: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return the summary as a dictionary of JSON values."""
-        return asdict(self)
+        return {**asdict(self), "sentence": self.sentence}
 
 
 def summary_of(records: EventRecords, *, n_bins: int = N_BINS) -> RunSummary:
@@ -97,6 +93,7 @@ def summary_of(records: EventRecords, *, n_bins: int = N_BINS) -> RunSummary:
         )
     )
     return RunSummary(
+        **vars(found),
         elapsed_s=end - begin,
         n_processes=records.n_processes,
         counts=counts,
@@ -108,12 +105,7 @@ def summary_of(records: EventRecords, *, n_bins: int = N_BINS) -> RunSummary:
         waited=waited,
         longest=_longest(records),
         bound_per_s=bound,
-        is_measured=(records.bytes_per_s or 0.0) >= most > 0,
         bins=bins,
-        limit=found.limit,
-        shares=found.shares,
-        sentence=found.sentence,
-        advice=found.advice,
         n_cut=records.n_cut,
         n_full=records.n_full,
     )

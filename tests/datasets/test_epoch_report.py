@@ -12,10 +12,10 @@ from cachedfs.datasets import FileDataset, HDF5Dataset, Loader  # noqa: E402
 from cachedfs.datasets.epoch_report import (  # noqa: E402
     BatchTiming,
     EpochTimings,
-    FetchCounts,
     report_of,
 )
 from cachedfs.datasets.samples import reading, reading_s  # noqa: E402
+from cachedfs.report.analysis import FetchCounts  # noqa: E402
 from tests.support import MiB, forget, noise  # noqa: E402
 
 WARM = FetchCounts(0, 0, 4_000_000, None, None, 32, 10**10)
@@ -23,15 +23,15 @@ WARM = FetchCounts(0, 0, 4_000_000, None, None, 32, 10**10)
 
 def timings(n=100, *, wait_s=0.0, load_s=0.0, compute_s=0.0, read_s=0.0, first_wait_s=None):
     """Return the timings of `n` batches of ten samples with equal times, except for the first."""
-    sums = EpochTimings()
+    sums = EpochTimings(3)
     for number in range(n):
         waited = first_wait_s if number == 0 and first_wait_s is not None else wait_s
         sums.add(BatchTiming(waited, load_s, compute_s, 40_000, 10, read_s))
     return sums
 
 
-def report(sums, fetched=WARM, *, tells_reading=True, n=1000, n_threads=4):
-    return report_of(sums, fetched, epoch=3, n=n, n_threads=n_threads, tells_reading=tells_reading)
+def report(sums, fetched=WARM, *, n=1000, n_threads=4):
+    return report_of(sums, fetched, n=n, n_threads=n_threads)
 
 
 # The limiting part.
@@ -87,7 +87,10 @@ def test_a_link_that_brought_more_than_was_measured_is_as_fast():
 
 @pytest.mark.parametrize(("requests", "latency_s"), [(1000, 12.5), (2000, 13.0)])  # no longer than the epoch
 def test_latency_is_the_limit_of_many_small_files(requests, latency_s):
-    found = report(timings(wait_s=0.13), FetchCounts(requests, 2_000_000, 2_000_000, 0.4, None, 32, 10**10))
+    found = report(
+        timings(wait_s=0.13, load_s=0.1, read_s=0.1),
+        FetchCounts(requests, 2_000_000, 2_000_000, 0.4, None, 32, 10**10),
+    )
     assert (found.limit, found.by_itself["latency"]) == ("latency", pytest.approx(latency_s))
     assert found.of_bound == pytest.approx(latency_s / 13)
     assert found.unknown == ("the link's bandwidth: nothing of a MiB or more was fetched ahead",)
@@ -95,7 +98,7 @@ def test_latency_is_the_limit_of_many_small_files(requests, latency_s):
 
 
 def test_a_dataset_that_does_not_use_cachedfs_has_unknown_parts():
-    found = report(timings(wait_s=0.1, load_s=0.4), None, tells_reading=False)
+    found = report(timings(wait_s=0.1, load_s=0.4), None)
     assert found.limit == "load"
     assert found.by_itself == pytest.approx({"compute": 0.0, "load": 10.0})
     assert [found.latency_s, found.bytes_per_s, found.bytes_fetched, found.hit_ratio, found.hit_bound] == [

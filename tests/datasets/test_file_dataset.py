@@ -188,19 +188,6 @@ def test_a_batch_of_16_files_is_16_requests_and_then_none(cloud, how):
     assert cloud.asked() == []
 
 
-def test_prefetch_takes_the_items(cloud):
-    put(cloud, 8)
-    files = FileDataset(cloud.url("train/*"))
-    order = [5, 3, 0, 7]
-    assert list(files.items(order)) == [cloud.path(f"train/img{i}.json") for i in order]
-    cloud.asked()
-    with files.fs.prefetch(files.items(order)) as prefetch:
-        prefetch.wait()
-    assert cloud.asked() == ["media"] * 4
-    files.__getitems__(order)
-    assert cloud.asked() == []
-
-
 # Workers and pickles.
 
 
@@ -221,12 +208,6 @@ def test_workers_read_each_file_once_and_do_not_list_again(cloud):
         assert sorted(torch.cat([samples for samples, _ in batches]).tolist()) == list(range(24))
         assert {label for _, labels in batches for label in labels} == {"train"}
         assert cloud.asked() == expected
-
-
-def test_a_batch_of_bytes_is_a_list(cloud):
-    put(cloud, 4)
-    (batch,) = DataLoader(FileDataset(cloud.url("train")), batch_size=4)
-    assert batch == [json.dumps({"i": i}).encode() for i in range(4)]
 
 
 def test_a_pickled_copy_contains_the_list(cloud):

@@ -268,12 +268,6 @@ def test_an_interrupted_wait_for_the_first_batch_keeps_the_position(monkeypatch)
     assert flat(loader) == list(range(100))
 
 
-def test_a_state_is_small_and_contains_plain_values():
-    small, large = (Loader(range(n), batch_size=4, shuffle=True).state_dict() for n in (10, 10_000_000))
-    assert small.keys() == large.keys()
-    assert {type(value) for value in large.values()} <= {int, str}
-
-
 def test_an_iterator_ends_when_another_starts_or_a_state_is_loaded():
     loader = Loader(Numbers(), batch_size=10)
     first = iter(loader)

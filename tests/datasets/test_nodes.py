@@ -117,7 +117,7 @@ def orders_of(n_nodes, n_local=1, *, objects=DATA, drop_last=False, pad=True):
     """Return the orders of each node."""
     world_size = n_nodes * n_local
     return [
-        NodeOrders(epochs_of(objects), objects, Ranks(rank, world_size, n_nodes), drop_last, pad)
+        NodeOrders(epochs_of(objects), objects, Ranks(rank, world_size, n_nodes), 1, drop_last, pad)
         for rank in range(0, world_size, n_local)
     ]
 

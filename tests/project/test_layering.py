@@ -31,7 +31,6 @@ LAYER = {package: number for number, packages in enumerate(LAYERS) for package i
 ONLY_IMPORTERS = {
     "torch": {"datasets"}, "zarr": {"datasets", "demo", "packing"}, "h5py": {"datasets", "packing"}, "gcsfs": {"origins"},
     "google": {"origins"}, "pydrive2": {"origins", "demo"}, "sqlite3": {"cache"}, "fcntl": {"cache"}, "mmap": set(),
-    "matplotlib": {"report"},
 }  # fmt: skip
 PRINTING = {"cli", "demo", "sim"}
 

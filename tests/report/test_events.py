@@ -157,13 +157,13 @@ def test_a_read_of_cached_data_writes_no_event(cloud, folder):
     fs = CachedGCSFileSystem()
     fs.cat_file(cloud.path("key"))
     fs._objects.engine.drain(120)
-    n_before = len([event for event in lines(folder) if event["kind"] != "sums"])
+    n_before = len([event for event in lines(folder) if event["kind"] != "counts"])
     with fs.open(cloud.path("key")) as file:
         for _ in range(100):
             file.seek(0)
             file.read(4096)
     fs.cat_file(cloud.path("key"))
-    assert len([event for event in lines(folder) if event["kind"] != "sums"]) == n_before
+    assert len([event for event in lines(folder) if event["kind"] != "counts"]) == n_before
 
 
 @contextlib.contextmanager
