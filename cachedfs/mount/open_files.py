@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
-from threading import RLock, Timer
+from threading import Timer
 from typing import Any, NamedTuple
 
 from cachedfs.common.clock import clock
@@ -19,8 +20,10 @@ from cachedfs.filesystem.file import CachedFile
 from cachedfs.mount.folder_listings import ExportedSize, version_of
 from cachedfs.mount.fuse_protocol import Opened
 from cachedfs.mount.inodes import Inode, InodeTable
-from cachedfs.mount.local_files import LocalFile, LocalFiles, State, now_ns
+from cachedfs.mount.local_file import LocalFile, State, now_ns
+from cachedfs.mount.names import moved
 
+logger = logging.getLogger("cachedfs.mount")
 _DOCUMENT_S = 10.0
 _RESERVED_S = 5.0  # for which an inode waits for its writer
 _FIRST_HANDLE = 1 << 32  # so that no handle has the number of an inode
@@ -41,26 +44,24 @@ class _Handle(NamedTuple):
 
 
 class OpenFiles:
-    """The open files of a mount, by handle. Thread-safe; `lock` is that of the inodes.
+    """The open files of a mount, by handle. Thread-safe; the lock of the inodes is not held while a file is sent.
 
     A file that is open for reading is one version of an object, in an inode of its own. A file that is open for writing is
-    local until it is closed or synced, and is then sent as a whole. `process_of` returns the process of a thread. An absence
-    is known for `kept_s`.
+    local until it is closed or synced, and is then sent as a whole. Its local copy is in the folder `temporary`.
+    `process_of` returns the process of a thread. An absence is known for `kept_s`.
     """
 
     def __init__(
         self,
         fs: CachedFileSystem,
         inodes: InodeTable,
-        local_files: LocalFiles,
-        lock: RLock,
         *,
-        began_ns: int,
+        temporary: str | None,
         kept_s: float,
         process_of: Callable[[int], int],
     ) -> None:
-        self._fs, self._inodes, self._local_files, self._lock = fs, inodes, local_files, lock
-        self._began_ns, self._kept_s, self._process_of = began_ns, kept_s, process_of
+        self._fs, self._inodes, self._lock = fs, inodes, inodes.lock
+        self._temporary, self._kept_s, self._process_of = temporary, kept_s, process_of
         self._handles: dict[int, _Handle] = {}
         self._numbers = count(_FIRST_HANDLE)
         self._reserved: dict[int, list[Timer]] = {}  # by number of an inode that waits for writers
@@ -82,7 +83,7 @@ class OpenFiles:
         with self._lock:
             is_current = self._inodes.current(inode.path) is inode
             if inode.local is not None and (is_current or inode.local.is_being_written):
-                return self._opened(_Handle(inode, self._local_files.join(inode.local, is_writing=False)))
+                return self._opened(_Handle(inode, inode.local.join(is_writing=False)))
             if not is_current:
                 raise self._stale(inode.path, inode, "it was replaced since it was looked up")
             inode.n_reading += 1
@@ -137,10 +138,10 @@ class OpenFiles:
             if inode is not None and inode.local is not None:
                 if is_new:
                     raise OSError(errno.EEXIST, "another program has made it")
-                local = self._local_files.join(inode.local, is_writing=True)
+                local = inode.local.join(is_writing=True)
                 self._inodes.told(inode)
             else:
-                local = self._local_files.open(path, base, now_ns())
+                local = self._made_local(path, base, now_ns())
                 inode = self._inodes.made(path, local)
         if is_joined and flags & os.O_TRUNC:
             local.empty()
@@ -166,11 +167,11 @@ class OpenFiles:
         with self._lock:
             local = inode.local
             if local is not None:
-                self._local_files.join(local, is_writing=True)
+                local.join(is_writing=True)
             elif self._inodes.current(path) is not inode:
                 raise self._stale(path, inode, "it was replaced since it was looked up")
             elif not inode.n_reading and (is_empty or base is not ANY_VERSION):
-                inode.local = self._local_files.open(path, base, now_ns() if is_empty else inode.mtime_ns)
+                inode.local = self._made_local(path, base, now_ns() if is_empty else inode.mtime_ns)
                 return inode.local
         if local is None:  # it has readers, or was closed meanwhile
             self._reserve(inode)
@@ -180,6 +181,9 @@ class OpenFiles:
             local.empty()
         return local
 
+    def _made_local(self, path: str, base: Any, mtime_ns: int) -> LocalFile:
+        return LocalFile(self._fs, path, self._temporary, base, mtime_ns)
+
     def _base(self, inode: Inode, *, is_empty: bool) -> Any:
         """Return what the local copy of a file replaces when it is sent; asks the origin unless the file is emptied."""
         if isinstance(inode.version, ExportedSize):
@@ -188,7 +192,7 @@ class OpenFiles:
             if is_empty or (inode.local is not None and inode.local.is_being_written):
                 return ANY_VERSION
         base = self.now(inode.path)
-        if base is None or version_of(base, self._began_ns) != inode.version:
+        if base is None or version_of(base) != inode.version:
             raise self._stale(inode.path, inode, "another machine has changed it")
         return base
 
@@ -198,9 +202,9 @@ class OpenFiles:
         with self._lock:
             now = self._inodes.current(inode.path)
             if now is inode and inode.local is None:
-                now = self._inodes.replaced(inode, self._local_files.open(inode.path, base, inode.mtime_ns))
+                now = self._inodes.replaced(inode, self._made_local(inode.path, base, inode.mtime_ns))
             elif now is not None and now.local is not None:  # of another writer
-                self._local_files.join(now.local, is_writing=True)
+                now.local.join(is_writing=True)
             else:
                 return
             timer = Timer(_RESERVED_S, self._end_reservation, [now])
@@ -221,14 +225,12 @@ class OpenFiles:
             self._leave(inode, local)
 
     @contextmanager
-    def _abandoned_on_error(self, inode: Inode, local: LocalFile) -> Iterator[None]:
+    def _abandoned_on_error(self, inode: Inode) -> Iterator[None]:
         """After a failed change, only those that have the file open see its bytes, which are those of no version."""
         try:
             yield
         except BaseException:  # an interrupt, too
-            with self._lock:
-                self._local_files.drop(local)
-                self._inodes.retire(inode.path, inode)
+            self._inodes.retire(inode.path, inode)
             raise
 
     def _opened(self, handle: _Handle, *, is_direct: bool = False, keeps_pages: bool = True) -> Opened:
@@ -250,7 +252,7 @@ class OpenFiles:
         inode, file, is_writing, *_ = self._handles[handle]
         if not isinstance(file, LocalFile) or not is_writing:
             raise OSError(errno.EBADF, "the file is not open for writing")
-        with self._abandoned_on_error(inode, file):
+        with self._abandoned_on_error(inode):
             return file.write(data, offset)
 
     def flush(self, handle: int, thread: int) -> None:
@@ -275,7 +277,6 @@ class OpenFiles:
             info = local.send()
         except (ObjectChanged, ObjectExists):  # it will never be sent: other programs see what is there
             with self._lock:
-                self._local_files.drop(local)
                 inode = self._inodes.current(local.path)
                 if inode is not None and inode.local is local:
                     self._inodes.remove(local.path)
@@ -286,7 +287,7 @@ class OpenFiles:
             inode = self._inodes.current(local.path)
             if inode is not None and inode.local is local:
                 inode.size, inode.mtime_ns = local.size, local.mtime_ns
-                inode.version = version_of(info, self._began_ns)
+                inode.version = version_of(info)
         if local.path.startswith("id:"):
             self._fs.invalidate_cache()  # another item may have the name now
 
@@ -300,18 +301,88 @@ class OpenFiles:
         self._end_reading(inode)
 
     def _leave(self, inode: Inode, local: LocalFile, *, is_writing: bool = True) -> None:
-        def closed() -> None:
-            inode.local = None
-            if local.state is not State.SENT and self._inodes.current(inode.path) is inode:
-                self._inodes.retire(inode.path, inode)  # its pages are those of no version
-
-        self._local_files.leave(local, is_writing=is_writing, send=self.send, closed=closed)
+        """End a handle. The last that may write sends what no `close` has sent, with errors in the log."""
+        if is_writing and local.n_writing == 1 and local.state in (State.EMPTIED, State.WRITTEN):
+            try:
+                self.send(local)
+            except Exception as error:  # of any kind: no program waits for this
+                logger.error("sending %s: %s", local.path, error)
+        with self._lock:
+            local.n_writing -= is_writing
+            local.n_open -= 1
+            is_last = not local.n_open
+            if is_last:
+                inode.local = None
+                if local.state is not State.SENT:
+                    self._inodes.retire(inode.path, inode)  # its pages are those of no version
+        if is_last:
+            local.close()
         self._inodes.drop_unused(inode)
+
+    def written(self) -> list[LocalFile]:
+        """Return the local copies of the files that are open for writing, and were neither removed nor abandoned."""
+        inodes = {handle.inode for handle in list(self._handles.values())}
+        with self._lock:
+            return [
+                inode.local
+                for inode in inodes
+                if inode.local is not None and self._inodes.current(inode.path) is inode
+            ]
+
+    @contextmanager
+    def removed(self, path: str) -> Iterator[bool]:
+        """Never send the file at `path` once the block has removed it; yield whether it has a local copy."""
+        with self._lock:
+            inode = self._inodes.current(path)
+            local = None if inode is None else inode.local
+        if local is None:
+            yield False
+        else:
+            with local.lock:
+                local.load()
+                yield True
+                local.is_removed = True
+        self._inodes.remove(path)
+
+    @contextmanager
+    def renamed(self, source: str, target: str) -> Iterator[None]:
+        """Send the files at and below `source` before they are renamed by the block, and let them follow.
+
+        A file open at `target` is never sent from then on.
+        """
+        moving = [local for local in self.written() if moved(local.path, source, target) != local.path]
+        with self._lock:
+            inode = self._inodes.current(target)
+            replaced = None if inode is None else inode.local
+        for local in moving:
+            self.send(local)
+        with ExitStack() as stack:
+            for local in sorted([*moving, *([replaced] if replaced else [])], key=id):
+                stack.enter_context(local.lock)
+            if replaced is not None:
+                replaced.load()
+            yield
+            if replaced is not None:
+                replaced.is_removed = True
+            self._inodes.move(source, target)
+        for local in self.written():
+            if moved(local.path, target, "") == local.path:
+                continue
+            try:
+                local.rebase()
+            except OSError as error:  # it keeps its old base, and is not sent over another version
+                logger.warning("looking up %s after it was renamed: %s", local.path, error)
+
+    def report_unsent(self) -> None:
+        """Keep the files that are still open and were not sent, and log where."""
+        for local in self.written():
+            if local.state is not State.SENT:
+                local.report_unsent()
 
     def truncate(self, inode: Inode, size: int) -> None:
         local = self._opened_local(inode, is_empty=not size and inode.local is None)
         try:
-            with self._abandoned_on_error(inode, local):
+            with self._abandoned_on_error(inode):
                 local.truncate(size)
             if local.n_writing == 1:  # no file is open that would send it
                 self.send(local)

@@ -10,16 +10,16 @@ import functools
 import logging
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from threading import RLock, Thread
+from threading import Thread
 from typing import Any, NamedTuple
 
 from cachedfs.common.urls import GCS_PROTOCOLS, LOCAL_PROTOCOLS, folder_of
 from cachedfs.errors import NotDownloadable, OriginUnavailable, OriginUnreachable
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.mount.folder_listings import (
+    FOLDER,
     ExportedSize,
     Files,
     FolderListings,
@@ -29,7 +29,7 @@ from cachedfs.mount.folder_listings import (
 )
 from cachedfs.mount.fuse_protocol import ROOT, Attributes, DirEntry, NameEntry, Opened, Space
 from cachedfs.mount.inodes import Inode, InodeTable
-from cachedfs.mount.local_files import LocalFiles, State, now_ns
+from cachedfs.mount.local_file import State, now_ns
 from cachedfs.mount.names import MAX_BYTES, file_name, moved, object_name, without_id
 from cachedfs.mount.open_files import OpenFiles, StaleInode
 from cachedfs.mount.temporary_files import temporary_file
@@ -112,23 +112,15 @@ class MountOperations:
         self._keeps_folders = self._has_ids or fs.target_protocol in LOCAL_PROTOCOLS  # also empty ones
         self._write_bit = 0o200 if is_writable else 0
         self._uid, self._gid = os.getuid() if uid is None else uid, os.getgid() if gid is None else gid
-        self._began_ns = time.time_ns()
         self._kept_s = min(_KEPT_S, fs.config.lifetime_s)
-        self._lock = RLock()
         self._listed: dict[int, _Listed] = {}  # open folders
-        self._inodes = InodeTable(self._root, self._began_ns, self._lock)
+        self._inodes = InodeTable(self._root)
+        self._lock = self._inodes.lock
         self._temporary = temporary
-        self._local_files = LocalFiles(fs, temporary, self._lock)
         self._files = OpenFiles(
-            fs,
-            self._inodes,
-            self._local_files,
-            self._lock,
-            began_ns=self._began_ns,
-            kept_s=self._kept_s,
-            process_of=process_of,
+            fs, self._inodes, temporary=temporary, kept_s=self._kept_s, process_of=process_of
         )
-        self._listings = FolderListings(fs, self._began_ns)
+        self._listings = FolderListings(fs)
         # Folders shown though the origin may have none: object stores have only folders with objects.
         self._folders: set[str] = set()
         self._space = _UNLIMITED
@@ -147,7 +139,7 @@ class MountOperations:
 
     def _known(self, path: str, name: str) -> Known:
         if path in self._folders:
-            return Known(None, self._began_ns, None)
+            return FOLDER
         files = None if self._inodes.is_retired(path) else self._listings.current(folder_of(path))
         listed, inode = files and files.get(name), self._inodes.current(path)
         if listed and (inode is None or inode.version == listed.version):
@@ -157,14 +149,14 @@ class MountOperations:
             with suppress(OSError), self._fs.open(path) as file:
                 file.peek(1)
         info = self._fs._object(path)
-        if (known := known_of(info, self._began_ns)) is not None:
+        if (known := known_of(info)) is not None:
             return known
         size = 0
         try:
             size = len(self._files.document(path))
         except (NotDownloadable, FileNotFoundError) as error:  # a shortcut without its target
             logger.warning("%s", error)
-        return Known(size, mtime_ns_of(info.details, self._began_ns), ExportedSize(info.fingerprint, size))
+        return Known(size, mtime_ns_of(info.details), ExportedSize(info.fingerprint, size))
 
     def forget(self, number: int, n_lookups: int) -> None:
         self._inodes.forget(number, n_lookups)
@@ -214,9 +206,9 @@ class MountOperations:
             if folder not in self._folders and folder != self._root:
                 raise
             files = {}
+        more: dict[str, Known | None] = dict.fromkeys(local.path for local in self._files.written())
         with self._lock:
-            here = {path: Known(None, self._began_ns, None) for path in self._folders}
-        more: dict[str, Known | None] = {**dict.fromkeys(self._local_files.paths()), **here}
+            more.update(dict.fromkeys(self._folders, FOLDER))
         below = {path.rpartition("/")[2]: known for path, known in more.items() if folder_of(path) == folder}
         return {**{file_name(name): known for name, known in below.items()}, **files} if below else files
 
@@ -287,7 +279,7 @@ class MountOperations:
 
     def end(self) -> None:
         """Keep the files that were still open and not sent, and log where."""
-        self._local_files.report_unsent()
+        self._files.report_unsent()
 
     # Names.
 
@@ -334,10 +326,9 @@ class MountOperations:
     @_reported
     def unlink(self, parent: int, name: str) -> None:
         path = self._path(parent, name)
-        with self._local_files.removed(path) as is_local:
+        with self._files.removed(path) as is_local:
             if not is_local or self._fs.exists(path):
                 self._fs.rm_file(path)
-        self._inodes.remove(path)
         self._changed(parent, name)
         self._keep_folder(self._inodes[parent].path)
 
@@ -348,7 +339,7 @@ class MountOperations:
             raise OSError(errno.EINVAL, "two objects cannot be exchanged in one step")
         if flags & _NO_REPLACE and (target in self._folders or self._files.now(target) is not None):
             raise OSError(errno.EEXIST, target)
-        with self._local_files.renamed(source, target, self._files.send):
+        with self._files.renamed(source, target):
             is_local = source in self._folders
             is_folder = is_local or self._fs.isdir(source)
             if is_folder and (target in self._folders or self._fs.exists(target)):
@@ -358,7 +349,6 @@ class MountOperations:
                     self._fs.mv(source, target, recursive=is_folder)
                 self._changed(parent, name)
             with self._lock:
-                self._inodes.move(source, target)
                 self._folders = {moved(folder, source, target) for folder in self._folders}
         self._keep_folder(self._inodes[parent].path)
 
