@@ -11,7 +11,6 @@ import contextlib
 import errno
 import functools
 import io
-import math
 import os
 import shutil
 import stat
@@ -22,7 +21,6 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO
 from fsspec.asyn import _run_coros_in_chunks
 from fsspec.callbacks import DEFAULT_CALLBACK
 
-from cachedfs.common.clock import clock
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import AnyVersion, ObjectInfo
 from cachedfs.common.urls import LOCAL_PROTOCOLS, before_magic, folder_of, is_pattern, without_slash
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
     from cachedfs.core.reader import Reader
 
 _ONE_CALL = 8 << 20  # bytes of a file that is sent in one call, and so is in memory
-_QUOTA_S = 60.0  # for which a storage quota is used
 
 
 class WriteMethods(BaseFileSystem):
@@ -121,21 +118,6 @@ class WriteMethods(BaseFileSystem):
             await self._write_by_open(path, "overwrite", lambda: opened, autocommit=True)
         info = await self._hop(write_through.look_up(objects, path))
         return info
-
-    def _free_space(self, path: Any) -> tuple[int, int] | None:
-        """Return the limit and the free bytes of the account's storage quota; None without one, or if it is not known.
-
-        Asks the origin at most once in 60 s, and raises no error.
-        """
-        top = self._strip_object(path).partition("/")[0]
-        known: dict[str, tuple[float, tuple[int, int] | None]] = self.__dict__.setdefault("_quotas", {})
-        asked_at, quota = known.get(top, (-math.inf, None))
-        if not 0 <= clock.now() - asked_at < _QUOTA_S:
-            quota = None
-            with contextlib.suppress(Exception):  # whatever is wrong, a read or a write will say it
-                quota = self._run(self._reader.objects.origin(path).storage_quota(top))
-            known[top] = clock.now(), quota
-        return quota
 
     async def _rm_file(self, path: Any, **kwargs: Any) -> None:
         path = self._strip_object(path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import functools
 import logging
+import math
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ from contextlib import suppress
 from threading import Thread
 from typing import Any, NamedTuple
 
+from cachedfs.common.clock import clock
 from cachedfs.common.urls import GCS_PROTOCOLS, LOCAL_PROTOCOLS, folder_of
 from cachedfs.errors import NotDownloadable, OriginUnavailable, OriginUnreachable
 from cachedfs.filesystem import CachedFileSystem
@@ -46,6 +48,7 @@ _KEPT_S_A_NAME = 1e-4  # more in a listed folder: `find` reads all names before 
 _LONG_S = 3600.0  # for which it keeps the attributes of a version, which never change
 _UNLIMITED = Space(1 << 52, 1 << 52)
 _SPACE_S = 0.5  # for which `df` waits for the account's quota
+_SPACE_KEPT_S = 60.0  # for which a quota is used
 _KEEPS_ID = 64 << 20  # bytes of a file that is written into the Drive file that it replaces
 _NO_REPLACE, _EXCHANGE, _WHITEOUT = 1, 2, 4  # flags of renameat2
 
@@ -125,6 +128,7 @@ class MountOperations:
         self._folders: set[str] = set()
         self._space = _UNLIMITED
         self._asking_space: Thread | None = None
+        self._asked_space_at = -math.inf
 
     # Metadata.
 
@@ -235,16 +239,21 @@ class MountOperations:
     @_reported
     def statfs(self) -> Space:
         with self._lock:
-            if self._asking_space is None or not self._asking_space.is_alive():
+            is_asking = self._asking_space is not None and self._asking_space.is_alive()
+            if not is_asking and not 0 <= clock.now() - self._asked_space_at < _SPACE_KEPT_S:
+                self._asked_space_at = clock.now()
                 self._asking_space = Thread(target=self._ask_space, name="cachedfs-space", daemon=True)
                 self._asking_space.start()
             asking = self._asking_space
-        asking.join(_SPACE_S)
+        if asking is not None:
+            asking.join(_SPACE_S)
         return self._space
 
     def _ask_space(self) -> None:
-        if (space := self._fs._free_space(self._root)) is not None:
-            self._space = Space(*space)
+        with suppress(Exception):  # whatever is wrong, a read or a write will say it
+            origin = self._fs._objects.origin(self._root)
+            quota = self._fs._run(origin.storage_quota(self._root.partition("/")[0]))
+            self._space = _UNLIMITED if quota is None else Space(*quota)
 
     # Files: see `OpenFiles`.
 

@@ -19,6 +19,8 @@ from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
 from tests.support import MiB, noise
 
+NO_LIMIT = (1 << 52, 1 << 52)
+
 
 class Mounted:
     """A mounted folder, used by path as the kernel uses it: it looks each name up, and again after ESTALE from `open`."""
@@ -263,10 +265,28 @@ def test_a_replaced_file_that_is_cached_is_read_as_it_was_until_max_age(cloud, m
     assert (mounted.size("/a"), mounted.content("/a")) == (5, b"newer")
 
 
-def test_the_space_is_that_of_the_account(cloud, mounted, at_drive):
-    total, free = at_drive.fs._free_space("My Drive")
-    assert at_drive.operations.statfs() == (total, free)
-    assert mounted.operations.statfs().total > 1 << 50  # no limit is known
+def test_the_space_is_that_of_the_account_which_is_asked_once_a_minute(drive, at_drive, clock):
+    for quota, space in (
+        ({"limit": "1000", "usage": "400"}, (1000, 600)),
+        ({"limit": "1000", "usage": "4000"}, (1000, 0)),
+        ({"usage": "400"}, NO_LIMIT),
+    ):
+        body = f'{{"kind": "drive#about", "storageQuota": {quota}}}'.replace("'", '"')
+        drive.server.fail(Fault(kind="about", status=200, body=body))
+        drive.asked()
+        assert [at_drive.operations.statfs() for _ in range(2)] == [space] * 2
+        assert drive.asked() == ["about"]
+        clock(61)
+    drive.server.fail(Fault(kind="about", status=403))
+    assert [at_drive.operations.statfs() for _ in range(2)] == [NO_LIMIT] * 2
+    assert drive.asked() == ["about"]
+
+
+def test_without_a_quota_and_offline_the_space_has_no_limit(cloud, mounted):
+    offline = fsspec.filesystem("cachedfs", target_protocol="drive", offline=True)
+    for each in (mounted, Mounted(offline, "My Drive"), Mounted(offline, "shared:a")):
+        assert each.operations.statfs() == NO_LIMIT
+    assert cloud.asked() == []
 
 
 def test_a_name_that_is_not_utf_8_is_an_error_of_its_own_without_a_log_line(mounted, caplog):
