@@ -63,11 +63,11 @@ class MoveMethods(WriteMethods):
 
         The names are those of the inner filesystem: it also lists the empty objects that make folders.
         """
-        origin, target = self._reader.objects.origin(source), self._strip(path2)
+        origin, target = self._objects.origin(source), self._strip(path2)
         found = await self._hop(origin.call("find", source, detail=True))
         if not found:
             raise ObjectNotFound(
-                f"{self._reader.objects.url(source)}: no object or folder has this name, so nothing was moved"
+                f"{self._objects.url(source)}: no object or folder has this name, so nothing was moved"
             )
         kind = "directory" if stringify_path(path2).endswith("/") else await self._kind_of(target)
         base = f"{target}/{source.rpartition('/')[2]}" if kind == "directory" else target
@@ -98,13 +98,11 @@ class MoveMethods(WriteMethods):
         try:
             await ObjectMove(objects, requests).run()
         finally:
-            self._reader.objects.engine.cache.metadata.changed(
-                self._reader.objects.identity, paths, tree=True
-            )
+            self._objects.engine.cache.metadata.changed(self._objects.identity, paths, tree=True)
 
     async def _names_below(self, folder: str) -> set[str]:
         """Return the names of a path and of all objects below it, also of those that make folders."""
-        listed = self._reader.objects.origin(folder).list(folder, deep=True)
+        listed = self._objects.origin(folder).list(folder, deep=True)
         infos = []
         with contextlib.suppress(*ABSENT):
             infos = [info async for info in listed]
@@ -121,12 +119,12 @@ class MoveMethods(WriteMethods):
                 list(coroutines), batch_size=batch_size or self.batch_size, nofiles=True
             )
 
-        return Requests(copy, self._rm_file, move, self._content_now, gather, self._reader.objects.url)
+        return Requests(copy, self._rm_file, move, self._content_now, gather, self._objects.url)
 
     async def _content_now(self, path: str) -> StatedContent | None:
         """Return the content of an object as the origin states it now; None if there is no object."""
         try:
-            info = await self._hop(self._reader.objects.origin(path).lookup(path))
+            info = await self._hop(self._objects.origin(path).lookup(path))
         except ABSENT:
             return None
         return StatedContent.of(info.size, info.details) if info.kind == "file" else None
@@ -165,7 +163,7 @@ class MoveMethods(WriteMethods):
 
     def _content_known(self, path: str, since: float) -> StatedContent | None:
         """Return the content of an object from metadata checked after `since`."""
-        entry = self._reader.objects.known(path)
+        entry = self._objects.known(path)
         if entry is None or entry.info is None or entry.asked_at < since:
             return None
         return StatedContent.of(entry.info.size, entry.info.details)
@@ -175,11 +173,11 @@ class MoveMethods(WriteMethods):
         paths = [path]
         if isinstance(above, str) and (path == (top := self._strip(above)) or path.startswith(f"{top}/")):
             paths.append(top)
-        entries = [self._reader.objects.known(each) for each in paths]
+        entries = [self._objects.known(each) for each in paths]
         return any(entry is not None and entry.info is None for entry in entries)
 
     async def _nothing_moved(self, source: str, recursive: bool) -> CachedFSError:
-        url = self._reader.objects.url(source)
+        url = self._objects.url(source)
         if recursive or not await self._isdir(source):
             return ObjectNotFound(f"{url}: nothing was moved: the path matches only folders, no objects")
         return IsAFolder(f"{url} is a folder, and was not moved: call mv with recursive=True")

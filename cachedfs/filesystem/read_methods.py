@@ -230,8 +230,11 @@ class ReadMethods(BaseFileSystem):
             return _file_class()(self, path, self._reader, entry, download)
         if block_size is not None:
             kwargs["block_size"] = block_size
-        if "x" in mode:
-            self._must_be_new(path)
+        if "x" in mode:  # an inner filesystem may notice only at close that it exists
+            self.invalidate_cache(path)
+            if self._kind(path) is not None:
+                url = self.unstrip_protocol(path)
+                raise ObjectExists(f"{url}: exists already; mode 'w' would replace it")
         with importing():
             from cachedfs.filesystem.write_file import WrittenFile
         return WrittenFile(self, path, mode, autocommit=autocommit, **kwargs)
@@ -271,20 +274,9 @@ class ReadMethods(BaseFileSystem):
             data = cached(nowait=True)
         except BlockingIOError:  # on disk but not in the page cache: do not block the caller's loop
             data = await asyncio.to_thread(cached)
-        return (
-            data
-            if data is not None
-            else await self._hop(self._reader.collect(entry, start, stop, download, **more))
-        )
-
-    def _must_be_new(self, path: str) -> None:
-        """Raise ObjectExists if `path` exists at the origin now.
-
-        An inner filesystem may notice that only at close.
-        """
-        self.invalidate_cache(path)
-        if self._kind(path) is not None:
-            raise ObjectExists(f"{self.unstrip_protocol(path)}: exists already; mode 'w' would replace it")
+        if data is not None:
+            return data
+        return await self._hop(self._reader.collect(entry, start, stop, download, **more))
 
     async def _get_one(self, rpath: Any, lpath: Any, callback: Any) -> None:
         path = self._strip_object(rpath)

@@ -25,6 +25,7 @@ from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import AnyVersion, ObjectInfo
 from cachedfs.common.urls import LOCAL_PROTOCOLS, before_magic, folder_of, is_pattern, without_slash
 from cachedfs.core import write_through
+from cachedfs.core.objects import Objects
 from cachedfs.origins.base import Uploader
 from cachedfs.origins.base_filesystem import BaseFileSystem
 
@@ -37,6 +38,7 @@ _ONE_CALL = 8 << 20  # bytes of a file that is sent in one call, and so is in me
 class WriteMethods(BaseFileSystem):
     """Mixin with the methods of `CachedFileSystem` that write."""
 
+    _objects: Objects
     _reader: Reader
 
     async def _pipe_file(self, path: Any, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
@@ -61,7 +63,7 @@ class WriteMethods(BaseFileSystem):
                 shutil.copyfileobj(data, file)
 
         # Made first: making it takes a thread, and many writes at once may take them all.
-        await self._hop(self._reader.objects.origin(path).filesystem())
+        await self._hop(self._objects.origin(path).filesystem())
         await asyncio.to_thread(write)
 
     async def _put_file(
@@ -99,13 +101,12 @@ class WriteMethods(BaseFileSystem):
     async def _send_async(
         self, path: Any, file: BinaryIO, replaces: ObjectInfo | AnyVersion | None, mtime_ns: int | None
     ) -> ObjectInfo:
-        path, objects = self._strip_object(path), self._reader.objects
+        path, objects = self._strip_object(path), self._objects
         origin = objects.origin(path)
         info: ObjectInfo
         if isinstance(origin, Uploader):
-            info = await self._hop(
-                write_through.upload(objects, origin, path, file, replaces=replaces, mtime_ns=mtime_ns)
-            )
+            upload = write_through.upload(objects, origin, path, file, replaces=replaces, mtime_ns=mtime_ns)
+            info = await self._hop(upload)
             return info
         await self._hop(write_through.check(objects, path, replaces))
         size = await asyncio.to_thread(file.seek, 0, os.SEEK_END)
@@ -142,7 +143,7 @@ class WriteMethods(BaseFileSystem):
             self._expire_listing(path, recursive)
         limited = recursive and maxdepth is not None
         found = await self._expand_path(paths, limited, maxdepth if limited else None)
-        inner = await self._hop(self._reader.objects.origin(paths[0]).filesystem())
+        inner = await self._hop(self._objects.origin(paths[0]).filesystem())
         folders = recursive and isinstance(inner, BaseFileSystem)
         names = [path for path in found if not limited and (folders or not is_pattern(path))]
         if names:
@@ -198,7 +199,7 @@ class WriteMethods(BaseFileSystem):
         if self._is_local and await asyncio.to_thread(_is_other_file, source, target):
             with importing():
                 from cachedfs.origins.origin_errors import mapped
-            with mapped(self._reader.objects.url(source), "reading it"):
+            with mapped(self._objects.url(source), "reading it"):
                 opened = functools.partial(io.FileIO, source)
                 # A transaction delays no copy, as at other origins: a move removes the source right after it.
                 await self._write_by_open(target, "overwrite", opened, autocommit=True)
@@ -227,7 +228,7 @@ class WriteMethods(BaseFileSystem):
         """Return whether `path` is a folder, from metadata checked after `since` or by asking the origin."""
         if path != without_slash(path):
             return False
-        entry = self._reader.objects.known(path)
+        entry = self._objects.known(path)
         if entry is None or entry.info is None or entry.asked_at < since:
             return bool(await self._isdir(path))
         return entry.info.kind == "directory"
@@ -262,9 +263,7 @@ class WriteMethods(BaseFileSystem):
     async def _write(
         self, paths: list[str], method: str, *args: Any, tree: bool = False, **options: Any
     ) -> Any:
-        return await self._hop(
-            write_through.call(self._reader.objects, paths, method, *args, tree=tree, **options)
-        )
+        return await self._hop(write_through.call(self._objects, paths, method, *args, tree=tree, **options))
 
 
 def _is_other_file(source: Any, target: str) -> bool:

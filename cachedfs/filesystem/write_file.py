@@ -203,8 +203,6 @@ def _opened(fs: AbstractFileSystem, path: str, mode: str, *, autocommit: bool, *
 
     if autocommit and protocol != "memory":
         return opened()
-    if autocommit and "x" in mode and inner.exists(path):
-        raise ObjectExists(f"{fs.unstrip_protocol(path)}: exists already; mode 'wb' would replace it")
 
     def send(data: Any) -> None:
         with opened() as file:
