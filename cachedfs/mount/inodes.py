@@ -6,6 +6,7 @@ another inode. Only a file that is written here changes its inode, as on a local
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Hashable, Iterator
 from itertools import count
 from threading import RLock
@@ -31,6 +32,10 @@ class Inode:
         self.number, self.path, self.size, self.mtime_ns, self.version = number, path, size, mtime_ns, version
         self.local: LocalFile | None = None
         self.n_lookups = self.n_reading = 0
+
+
+class StaleInode(OSError):
+    """The error at which Linux looks a path up and opens it again, unseen by the program."""
 
 
 class InodeTable:
@@ -66,19 +71,17 @@ class InodeTable:
             inode.n_lookups += 1
             return inode
 
-    def made(self, path: str, local: LocalFile) -> Inode:
+    def made(self, path: str, mtime_ns: int) -> Inode:
         """Return the inode of a file that is made here, and count one lookup. It becomes the current one."""
         with self.lock:
-            inode = self._make(path, 0, local.mtime_ns, local)
-            inode.local, inode.n_lookups = local, 1
+            inode = self._make(path, 0, mtime_ns, object())
+            inode.n_lookups = 1
             return inode
 
-    def replaced(self, inode: Inode, local: LocalFile) -> Inode:
-        """Return another inode of the same version, which becomes the current one, and is to be written."""
+    def replaced(self, inode: Inode) -> Inode:
+        """Return another inode of the same version, which becomes the current one."""
         with self.lock:
-            new = self._make(inode.path, inode.size, inode.mtime_ns, inode.version)
-            new.local = local
-            return new
+            return self._make(inode.path, inode.size, inode.mtime_ns, inode.version)
 
     def _make(self, path: str, size: int | None, mtime_ns: int, version: Hashable) -> Inode:
         inode = Inode(next(self._numbers), path, size, mtime_ns, version)
@@ -101,6 +104,11 @@ class InodeTable:
                 if len(self._retired) >= _MOST_RETIRED:
                     self._retired.clear()  # names that nobody looked up again
                 self._retired.add(path)
+
+    def stale(self, path: str, inode: Inode | None, why: str) -> StaleInode:
+        """Return the error for an inode that is no longer the one of its path; the next lookup gives another."""
+        self.retire(path, inode)
+        return StaleInode(errno.ESTALE, why)
 
     def remove(self, path: str) -> None:
         """Let a path have no inode; the one it had belongs to the files that are open."""

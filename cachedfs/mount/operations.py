@@ -30,11 +30,11 @@ from cachedfs.mount.folder_listings import (
     mtime_ns_of,
 )
 from cachedfs.mount.fuse_protocol import ROOT, Attributes, DirEntry, NameEntry, Opened, Space
-from cachedfs.mount.inodes import Inode, InodeTable
-from cachedfs.mount.local_file import State, now_ns
+from cachedfs.mount.inodes import Inode, InodeTable, StaleInode
+from cachedfs.mount.local_file import State
 from cachedfs.mount.names import MAX_BYTES, file_name, moved, object_name, without_id
-from cachedfs.mount.open_files import OpenFiles, StaleInode
-from cachedfs.mount.temporary_files import temporary_file
+from cachedfs.mount.open_files import OpenFiles
+from cachedfs.mount.written_files import WrittenFiles
 
 logger = logging.getLogger("cachedfs.mount")
 
@@ -49,7 +49,6 @@ _LONG_S = 3600.0  # for which it keeps the attributes of a version, which never 
 _UNLIMITED = Space(1 << 52, 1 << 52)
 _SPACE_S = 0.5  # for which `df` waits for the account's quota
 _SPACE_KEPT_S = 60.0  # for which a quota is used
-_KEEPS_ID = 64 << 20  # bytes of a file that is written into the Drive file that it replaces
 _NO_REPLACE, _EXCHANGE, _WHITEOUT = 1, 2, 4  # flags of renameat2
 
 
@@ -91,8 +90,7 @@ class MountOperations:
     """The calls that the kernel makes for a mounted folder of a filesystem. Thread-safe.
 
     A method raises OSError with the errno that the program gets. Inodes have numbers; that of the mounted folder is 1.
-    `forget` says that the kernel drops some. `thread` is the one that makes the call, 0 if unknown; `process_of` returns
-    its process.
+    `forget` says that the kernel drops some. `thread` is the one that makes the call, 0 if unknown.
     """
 
     def __init__(
@@ -104,7 +102,6 @@ class MountOperations:
         uid: int | None = None,
         gid: int | None = None,
         temporary: str | None = None,
-        process_of: Callable[[int], int] = int,
     ) -> None:
         """Create them for the folder `root`; all files belong to `uid` and `gid`, by default those of this process.
 
@@ -119,10 +116,8 @@ class MountOperations:
         self._listed: dict[int, _Listed] = {}  # open folders
         self._inodes = InodeTable(self._root)
         self._lock = self._inodes.lock
-        self._temporary = temporary
-        self._files = OpenFiles(
-            fs, self._inodes, temporary=temporary, kept_s=self._kept_s, process_of=process_of
-        )
+        self._written = WrittenFiles(fs, self._inodes, temporary=temporary, kept_s=self._kept_s)
+        self._files = OpenFiles(fs, self._inodes, self._written)
         self._listings = FolderListings(fs)
         # Folders shown though the origin may have none: object stores have only folders with objects.
         self._folders: set[str] = set()
@@ -187,7 +182,7 @@ class MountOperations:
         """Set the size or the time. Objects have no mode and no owner; an error would stop `cp -p`, `tar` and `rsync`."""
         inode = self._inodes[number]
         if size is not None:
-            self._files.truncate(inode, size)
+            self._written.truncate(inode, size)
         if mtime_ns is not None and inode.local is not None and inode.local.state is not State.SENT:
             inode.local.mtime_ns = mtime_ns // 1_000_000 * 1_000_000
         return self._attributes(inode)
@@ -210,7 +205,7 @@ class MountOperations:
             if folder not in self._folders and folder != self._root:
                 raise
             files = {}
-        more: dict[str, Known | None] = dict.fromkeys(local.path for local in self._files.written())
+        more: dict[str, Known | None] = dict.fromkeys(local.path for local in self._written.written())
         with self._lock:
             more.update(dict.fromkeys(self._folders, FOLDER))
         below = {path.rpartition("/")[2]: known for path, known in more.items() if folder_of(path) == folder}
@@ -288,7 +283,7 @@ class MountOperations:
 
     def end(self) -> None:
         """Keep the files that were still open and not sent, and log where."""
-        self._files.report_unsent()
+        self._written.report_unsent()
 
     # Names.
 
@@ -335,7 +330,7 @@ class MountOperations:
     @_reported
     def unlink(self, parent: int, name: str) -> None:
         path = self._path(parent, name)
-        with self._files.removed(path) as is_local:
+        with self._written.removed(path) as is_local:
             if not is_local or self._fs.exists(path):
                 self._fs.rm_file(path)
         self._changed(parent, name)
@@ -346,34 +341,20 @@ class MountOperations:
         source, target = self._path(parent, name), self._path(new_parent, new_name)
         if flags & (_EXCHANGE | _WHITEOUT):
             raise OSError(errno.EINVAL, "two objects cannot be exchanged in one step")
-        if flags & _NO_REPLACE and (target in self._folders or self._files.now(target) is not None):
+        if flags & _NO_REPLACE and (target in self._folders or self._written.now(target) is not None):
             raise OSError(errno.EEXIST, target)
-        with self._files.renamed(source, target):
+        with self._written.renamed(source, target):
             is_local = source in self._folders
             is_folder = is_local or self._fs.isdir(source)
             if is_folder and (target in self._folders or self._fs.exists(target)):
                 self._rmdir(target)  # fsspec would move the folder into it
             if not is_local or self._fs.exists(source):
-                if is_folder or not self._has_ids or not self._written_into(source, target):
+                if is_folder or not self._has_ids or not self._written.written_into(source, target):
                     self._fs.mv(source, target, recursive=is_folder)
                 self._changed(parent, name)
             with self._lock:
                 self._folders = {moved(folder, source, target) for folder in self._folders}
         self._keep_folder(self._inodes[parent].path)
-
-    def _written_into(self, source: str, target: str) -> bool:
-        """Write a Drive file into the one that it would replace, which keeps its id, its sharing and its revisions.
-
-        Return False, and do nothing, for a large file, or if there is none to replace. Programs save a file this way.
-        """
-        info, replaced = self._fs._object(source), self._files.now(target)
-        if replaced is None or replaced.size is None or info.size is None or info.size > _KEEPS_ID:
-            return False
-        with temporary_file(self._temporary) as file:
-            file.write(self._fs.cat_file(source))
-            self._fs._send(target, file, replaces=replaced, mtime_ns=mtime_ns_of(info.details, now_ns()))
-        self._fs.rm_file(source)
-        return True
 
     def _subject(self, number: int = ROOT, *args: Any) -> str:
         """Return what a call is about, for messages: the path of its handle or inode, and the name that may follow."""

@@ -19,6 +19,7 @@ from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
 from tests.support import MiB, noise
 
+OURS = os.getpid()  # a thread of this process
 NO_LIMIT = (1 << 52, 1 << 52)
 
 
@@ -48,11 +49,11 @@ class Mounted:
 
     def opened(self, path, flags=os.O_RDONLY):
         try:
-            return self.operations.open(self.inode(path), flags, 1)
+            return self.operations.open(self.inode(path), flags, OURS)
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
-        return self.operations.open(self.inode(path), flags, 1)
+        return self.operations.open(self.inode(path), flags, OURS)
 
     def open(self, path, flags=os.O_RDONLY):
         return self.opened(path, flags).handle
@@ -60,7 +61,7 @@ class Mounted:
     def create(self, path, flags=os.O_WRONLY | os.O_TRUNC):
         with suppress(FileNotFoundError):
             self.inode(path)
-        return self.operations.create(*self.parent(path), flags | os.O_CREAT, 1)[1].handle
+        return self.operations.create(*self.parent(path), flags | os.O_CREAT, OURS)[1].handle
 
     def read(self, handle, size=10 * MiB, offset=0):
         return self.operations.read(handle, size, offset)
@@ -68,7 +69,7 @@ class Mounted:
     def write(self, handle, data, offset=0):
         return self.operations.write(handle, data, offset)
 
-    def flush(self, handle, thread=1):
+    def flush(self, handle, thread=OURS):
         self.operations.flush(handle, thread)
 
     def close(self, handle):
@@ -237,7 +238,7 @@ def test_a_file_that_changed_since_it_was_looked_up_is_looked_up_again_by_open(c
     cloud.put("d/a", b"12")
     cloud.delete("d/gone")
     for number in (old, gone):
-        assert code_of(mounted.operations.open, number, flags, 1) == errno.ESTALE
+        assert code_of(mounted.operations.open, number, flags, OURS) == errno.ESTALE
     assert (mounted.size("/d/a"), code_of(mounted.getattr, "/d/gone")) == (2, errno.ENOENT)
     assert mounted.operations.getattr(old).size == 1
     assert mounted.content("/d/a") == b"12"
@@ -249,10 +250,10 @@ def test_the_lookup_after_a_stale_open_brings_the_first_bytes_as_the_file_may_be
     cloud.put("a", b"1")
     old = mounted.inode("/a")
     cloud.put("a", b"22")
-    assert code_of(mounted.operations.open, old, os.O_RDONLY, 1) == errno.ESTALE
+    assert code_of(mounted.operations.open, old, os.O_RDONLY, OURS) == errno.ESTALE
     new = mounted.inode("/a")
     cloud.put("a", b"333")
-    opened = mounted.operations.open(new, os.O_RDONLY, 1)
+    opened = mounted.operations.open(new, os.O_RDONLY, OURS)
     assert (mounted.operations.getattr(new).size, mounted.read(opened.handle)) == (2, b"22")
 
 
@@ -456,7 +457,7 @@ def test_a_close_that_does_not_complete_the_file_sends_nothing(cloud, mounted):
     handle = mounted.open("/a", os.O_WRONLY | os.O_TRUNC)
     mounted.flush(handle)
     mounted.write(handle, b"one")
-    mounted.flush(handle, thread=2)
+    mounted.flush(handle, thread=1 << 30)
     assert mounted.fs.cat_file(cloud.path("a")) == b"before"
     mounted.flush(handle)
     assert mounted.fs.cat_file(cloud.path("a")) == b"one"
@@ -658,11 +659,11 @@ def test_a_writer_beside_readers_gets_an_inode_that_waits_for_it(cloud, mounted)
     cloud.put("a", b"before")
     old = mounted.inode("/a")
     readers = [mounted.open("/a")]
-    assert code_of(mounted.operations.open, old, os.O_WRONLY, 1) == errno.ESTALE
+    assert code_of(mounted.operations.open, old, os.O_WRONLY, OURS) == errno.ESTALE
     new = mounted.inode("/a")
     readers.append(mounted.open("/a"))  # of the new inode, which stays the writer's
     assert mounted.inode("/a") == new != old
-    handle = mounted.operations.open(new, os.O_WRONLY, 1).handle
+    handle = mounted.operations.open(new, os.O_WRONLY, OURS).handle
     mounted.write(handle, b"B")
     assert [mounted.read(reader) for reader in readers] == [b"before", b"Before"]
     for each in (handle, *readers):
@@ -674,9 +675,9 @@ def test_a_writer_that_does_not_come_changes_nothing(cloud, mounted):
     cloud.put("a", b"before")
     old, reader = mounted.inode("/a"), mounted.open("/a")
     cloud.server.reset()
-    assert code_of(mounted.operations.open, old, os.O_WRONLY | os.O_TRUNC, 1) == errno.ESTALE
+    assert code_of(mounted.operations.open, old, os.O_WRONLY | os.O_TRUNC, OURS) == errno.ESTALE
     operations = mounted.operations
-    operations._files._end_reservation(operations._inodes[mounted.inode("/a")])  # as its timer does
+    operations._written.end_reservation(operations._inodes[mounted.inode("/a")])  # as its timer does
     assert not [request for request in cloud.server.requests if request.kind == "upload"]
     assert mounted.content("/a") == mounted.read(reader) == b"before"
     mounted.close(reader)
@@ -905,7 +906,7 @@ def test_a_drive_file_that_a_rename_replaces_keeps_its_id_and_gets_the_time(driv
 
 
 def test_a_large_drive_file_takes_the_place_of_another(drive, drive_server, at_drive, monkeypatch):
-    monkeypatch.setattr("cachedfs.mount.operations._KEEPS_ID", 2)
+    monkeypatch.setattr("cachedfs.mount.written_files._KEEPS_ID", 2)
     old = drive_server.put(f"{drive.name}/a", b"old")
     at_drive.save("/a.tmp", b"new")
     at_drive.rename("/a.tmp", "/a")
