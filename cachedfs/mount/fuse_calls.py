@@ -63,26 +63,28 @@ def _setattr(mount: MountOperations, request: KernelRequest) -> bytes:
 
 def _open(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
     flags, _ = protocol.OPEN.unpack_from(request.body)
-    opened = mount.open(request.node, flags, request.thread)
-    return KernelAnswer(protocol.opened_reply(opened), lambda: mount.release(opened.handle))
+    opened = mount.files.open(request.node, flags, request.thread)
+    return KernelAnswer(protocol.opened_reply(opened), lambda: mount.files.release(opened.handle))
 
 
 def _create(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
     flags, *_ = protocol.CREATE.unpack_from(request.body)
     name = _name(request.body[protocol.CREATE.size :])
     entry, opened = mount.create(request.node, name, flags, request.thread)
-    return _inode_answer(mount, entry, protocol.opened_reply(opened), lambda: mount.release(opened.handle))
+    return _inode_answer(
+        mount, entry, protocol.opened_reply(opened), lambda: mount.files.release(opened.handle)
+    )
 
 
 def _read(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
     handle, offset, size, *_ = protocol.READ.unpack_from(request.body)
-    return KernelAnswer(mount.read(handle, size, offset))
+    return KernelAnswer(mount.files.read(handle, size, offset))
 
 
 def _write(mount: MountOperations, request: KernelRequest) -> bytes:
     handle, offset, size, *_ = protocol.READ.unpack_from(request.body)
     data = request.body[protocol.READ.size :][:size]
-    return protocol.written_reply(mount.write(handle, data, offset))
+    return protocol.written_reply(mount.files.write(handle, data, offset))
 
 
 def _opendir(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
@@ -153,9 +155,9 @@ _CALLS: dict[int, _Call] = {
     Code.CREATE: _create,
     Code.READ: _read,
     Code.WRITE: _write,
-    Code.FLUSH: lambda mount, asked: mount.flush(_number(asked), asked.thread),
-    Code.FSYNC: lambda mount, asked: mount.fsync(_number(asked)),
-    Code.RELEASE: lambda mount, asked: mount.release(_number(asked)),
+    Code.FLUSH: lambda mount, asked: mount.files.flush(_number(asked), asked.thread),
+    Code.FSYNC: lambda mount, asked: mount.files.fsync(_number(asked)),
+    Code.RELEASE: lambda mount, asked: mount.files.release(_number(asked)),
     Code.OPENDIR: _opendir,
     Code.READDIR: _readdir,
     Code.READDIRPLUS: _readdir,

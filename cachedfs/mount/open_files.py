@@ -16,6 +16,7 @@ from cachedfs.mount.folder_listings import ExportedSize
 from cachedfs.mount.fuse_protocol import Opened
 from cachedfs.mount.inodes import Inode, InodeTable
 from cachedfs.mount.local_file import LocalFile, State
+from cachedfs.mount.reported_errors import reported
 from cachedfs.mount.written_files import WrittenFiles
 
 _DOCUMENT_S = 10.0
@@ -49,12 +50,16 @@ class OpenFiles:
         """Return a number for a handle, also of a folder."""
         return next(self._numbers)
 
-    def path_of(self, handle: int) -> str | None:
-        """Return the path of an open file; None if no file has this handle."""
-        found = self._handles.get(handle)
-        return None if found is None else found.inode.path
+    def _subject(self, number: int, *_: object) -> str:
+        """Return what a call is about, for messages: the path of its handle or inode."""
+        handle = self._handles.get(number)
+        with suppress(KeyError):
+            return self._inodes[number].path if handle is None else handle.inode.path
+        return "?"
 
-    def open(self, inode: Inode, flags: int, thread: int) -> Opened:
+    @reported
+    def open(self, number: int, flags: int, thread: int) -> Opened:
+        inode = self._inodes[number]
         if flags & os.O_ACCMODE != os.O_RDONLY:
             local = self._written.open(inode, is_empty=bool(flags & os.O_TRUNC))
             return self._opened(_Handle(inode, local, True, _process_of(thread)))
@@ -107,6 +112,7 @@ class OpenFiles:
         self._handles[number] = handle
         return Opened(number, is_direct, keeps_pages)
 
+    @reported
     def read(self, handle: int, size: int, offset: int) -> bytes:
         file = self._handles[handle].file
         if isinstance(file, LocalFile):
@@ -116,6 +122,7 @@ class OpenFiles:
         file.seek(offset)
         return file.read(size)
 
+    @reported
     def write(self, handle: int, data: memoryview | bytes, offset: int) -> int:
         inode, file, is_writing, *_ = self._handles[handle]
         if not isinstance(file, LocalFile) or not is_writing:
@@ -123,6 +130,7 @@ class OpenFiles:
         with self._written.abandoned_on_error(inode):
             return file.write(data, offset)
 
+    @reported
     def flush(self, handle: int, thread: int) -> None:
         """Send what was written; called by each `close`, which returns the error.
 
@@ -135,11 +143,13 @@ class OpenFiles:
             if (is_written or is_new) and opener == _process_of(thread):
                 self._written.send(file)
 
+    @reported
     def fsync(self, handle: int) -> None:
         _, file, is_writing, *_ = self._handles[handle]
         if isinstance(file, LocalFile) and is_writing:
             self._written.send(file)
 
+    @reported
     def release(self, handle: int) -> None:
         inode, file, is_writing, *_ = self._handles.pop(handle)
         if isinstance(file, LocalFile):

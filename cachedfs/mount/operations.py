@@ -6,19 +6,18 @@ Each method raises OSError with an errno, which is what the program sees. What t
 from __future__ import annotations
 
 import errno
-import functools
 import logging
 import math
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from threading import Thread
 from typing import Any, NamedTuple
 
 from cachedfs.common.clock import clock
 from cachedfs.common.urls import GCS_PROTOCOLS, LOCAL_PROTOCOLS, folder_of
-from cachedfs.errors import NotDownloadable, OriginUnavailable, OriginUnreachable
+from cachedfs.errors import NotDownloadable
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.mount.folder_listings import (
     FOLDER,
@@ -30,19 +29,15 @@ from cachedfs.mount.folder_listings import (
     mtime_ns_of,
 )
 from cachedfs.mount.fuse_protocol import ROOT, Attributes, DirEntry, NameEntry, Opened, Space
-from cachedfs.mount.inodes import Inode, InodeTable, StaleInode
+from cachedfs.mount.inodes import Inode, InodeTable
 from cachedfs.mount.local_file import State
 from cachedfs.mount.names import MAX_BYTES, file_name, moved, object_name, without_id
 from cachedfs.mount.open_files import OpenFiles
+from cachedfs.mount.reported_errors import reported
 from cachedfs.mount.written_files import WrittenFiles
 
 logger = logging.getLogger("cachedfs.mount")
 
-_EXPECTED = {
-    errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR, errno.EROFS, errno.EPERM,
-    errno.EILSEQ,  # a name that is not UTF-8
-    errno.ENAMETOOLONG, errno.EINVAL,
-}  # fmt: skip
 _KEPT_S = 1.0  # for which the kernel keeps names; less if `max_age` is
 _KEPT_S_A_NAME = 1e-4  # more in a listed folder: `find` reads all names before it asks for the first
 _LONG_S = 3600.0  # for which it keeps the attributes of a version, which never change
@@ -50,32 +45,6 @@ _UNLIMITED = Space(1 << 52, 1 << 52)
 _SPACE_S = 0.5  # for which `df` waits for the account's quota
 _SPACE_KEPT_S = 60.0  # for which a quota is used
 _NO_REPLACE, _EXCHANGE, _WHITEOUT = 1, 2, 4  # flags of renameat2
-
-
-def _reported(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn every exception into OSError with an errno, and log those that programs do not expect."""
-
-    @functools.wraps(method)
-    def call(self: MountOperations, *args: Any, **options: Any) -> Any:
-        try:
-            return method(self, *args, **options)
-        except Exception as error:  # of any kind: the kernel takes nothing but an errno
-            code = _errno_of(error, is_offline=self._fs.config.offline)
-            if code not in _EXPECTED and not isinstance(error, StaleInode):
-                logger.error(
-                    "%s of %s: %s", method.__name__, self._subject(*args), error or type(error).__name__
-                )
-            raise OSError(code, os.strerror(code)) from error
-
-    return call
-
-
-def _errno_of(error: Exception, *, is_offline: bool) -> int:
-    if isinstance(error, UnicodeError):
-        return errno.EILSEQ
-    if isinstance(error, OriginUnavailable) and not (is_offline or isinstance(error, OriginUnreachable)):
-        return errno.EIO  # the network is there: the service is busy or broken
-    return getattr(error, "errno", None) or errno.EIO
 
 
 class _Listed(NamedTuple):
@@ -117,7 +86,7 @@ class MountOperations:
         self._inodes = InodeTable(self._root)
         self._lock = self._inodes.lock
         self._written = WrittenFiles(fs, self._inodes, temporary=temporary, kept_s=self._kept_s)
-        self._files = OpenFiles(fs, self._inodes, self._written)
+        self.files = OpenFiles(fs, self._inodes, self._written)
         self._listings = FolderListings(fs)
         # Folders shown though the origin may have none: object stores have only folders with objects.
         self._folders: set[str] = set()
@@ -127,7 +96,7 @@ class MountOperations:
 
     # Metadata.
 
-    @_reported
+    @reported
     def lookup(self, parent: int, name: str) -> NameEntry:
         path = self._path(parent, name)
         with self._lock:
@@ -152,7 +121,7 @@ class MountOperations:
             return known
         size = 0
         try:
-            size = len(self._files.document(path))
+            size = len(self.files.document(path))
         except (NotDownloadable, FileNotFoundError) as error:  # a shortcut without its target
             logger.warning("%s", error)
         return Known(size, mtime_ns_of(info.details), ExportedSize(info.fingerprint, size))
@@ -160,7 +129,7 @@ class MountOperations:
     def forget(self, number: int, n_lookups: int) -> None:
         self._inodes.forget(number, n_lookups)
 
-    @_reported
+    @reported
     def getattr(self, number: int) -> Attributes:
         return self._attributes(self._inodes[number])
 
@@ -177,7 +146,7 @@ class MountOperations:
     def _entry(self, inode: Inode) -> NameEntry:
         return NameEntry(self._attributes(inode), self._kept_s)
 
-    @_reported
+    @reported
     def setattr(self, number: int, *, size: int | None, mtime_ns: int | None) -> Attributes:
         """Set the size or the time. Objects have no mode and no owner; an error would stop `cp -p`, `tar` and `rsync`."""
         inode = self._inodes[number]
@@ -187,11 +156,11 @@ class MountOperations:
             inode.local.mtime_ns = mtime_ns // 1_000_000 * 1_000_000
         return self._attributes(inode)
 
-    @_reported
+    @reported
     def opendir(self, number: int) -> int:
         path = self._inodes[number].path
         files = self._in_folder(path)
-        handle = self._files.next_number()
+        handle = self.files.next_number()
         self._listed[handle] = _Listed(
             path, self._listings.current(path), [(".", None), ("..", None), *files.items()]
         )
@@ -231,7 +200,7 @@ class MountOperations:
     def releasedir(self, handle: int) -> None:
         del self._listed[handle]
 
-    @_reported
+    @reported
     def statfs(self) -> Space:
         with self._lock:
             is_asking = self._asking_space is not None and self._asking_space.is_alive()
@@ -250,36 +219,12 @@ class MountOperations:
             quota = self._fs._run(origin.storage_quota(self._root.partition("/")[0]))
             self._space = _UNLIMITED if quota is None else Space(*quota)
 
-    # Files: see `OpenFiles`.
+    # Files; see also `OpenFiles`.
 
-    @_reported
-    def open(self, number: int, flags: int, thread: int) -> Opened:
-        return self._files.open(self._inodes[number], flags, thread)
-
-    @_reported
+    @reported
     def create(self, parent: int, name: str, flags: int, thread: int) -> tuple[NameEntry, Opened]:
-        inode, opened = self._files.create(self._path(parent, name), flags, thread)
+        inode, opened = self.files.create(self._path(parent, name), flags, thread)
         return self._entry(inode), opened
-
-    @_reported
-    def read(self, handle: int, size: int, offset: int) -> bytes:
-        return self._files.read(handle, size, offset)
-
-    @_reported
-    def write(self, handle: int, data: memoryview | bytes, offset: int) -> int:
-        return self._files.write(handle, data, offset)
-
-    @_reported
-    def flush(self, handle: int, thread: int) -> None:
-        self._files.flush(handle, thread)
-
-    @_reported
-    def fsync(self, handle: int) -> None:
-        self._files.fsync(handle)
-
-    @_reported
-    def release(self, handle: int) -> None:
-        self._files.release(handle)
 
     def end(self) -> None:
         """Keep the files that were still open and not sent, and log where."""
@@ -287,7 +232,7 @@ class MountOperations:
 
     # Names.
 
-    @_reported
+    @reported
     def mkdir(self, parent: int, name: str) -> NameEntry:
         path = self._path(parent, name)
         self._fs.mkdir(path)
@@ -301,7 +246,7 @@ class MountOperations:
                 self._folders.add(path)
             path = folder_of(path)
 
-    @_reported
+    @reported
     def rmdir(self, parent: int, name: str) -> None:
         path = self._path(parent, name)
         self._rmdir(path)
@@ -327,7 +272,7 @@ class MountOperations:
         with self._lock:
             self._folders.discard(path)
 
-    @_reported
+    @reported
     def unlink(self, parent: int, name: str) -> None:
         path = self._path(parent, name)
         with self._written.removed(path) as is_local:
@@ -336,7 +281,7 @@ class MountOperations:
         self._changed(parent, name)
         self._keep_folder(self._inodes[parent].path)
 
-    @_reported
+    @reported
     def rename(self, parent: int, name: str, new_parent: int, new_name: str, flags: int) -> None:
         source, target = self._path(parent, name), self._path(new_parent, new_name)
         if flags & (_EXCHANGE | _WHITEOUT):
@@ -357,9 +302,7 @@ class MountOperations:
         self._keep_folder(self._inodes[parent].path)
 
     def _subject(self, number: int = ROOT, *args: Any) -> str:
-        """Return what a call is about, for messages: the path of its handle or inode, and the name that may follow."""
-        if (path := self._files.path_of(number)) is not None:
-            return path
+        """Return what a call is about, for messages: the path of its inode, and the name that may follow."""
         with suppress(KeyError):
             folder = self._inodes[number].path
             return f"{folder}/{args[0]}" if args and isinstance(args[0], str) else folder

@@ -49,11 +49,11 @@ class Mounted:
 
     def opened(self, path, flags=os.O_RDONLY):
         try:
-            return self.operations.open(self.inode(path), flags, OURS)
+            return self.operations.files.open(self.inode(path), flags, OURS)
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
-        return self.operations.open(self.inode(path), flags, OURS)
+        return self.operations.files.open(self.inode(path), flags, OURS)
 
     def open(self, path, flags=os.O_RDONLY):
         return self.opened(path, flags).handle
@@ -64,19 +64,19 @@ class Mounted:
         return self.operations.create(*self.parent(path), flags | os.O_CREAT, OURS)[1].handle
 
     def read(self, handle, size=10 * MiB, offset=0):
-        return self.operations.read(handle, size, offset)
+        return self.operations.files.read(handle, size, offset)
 
     def write(self, handle, data, offset=0):
-        return self.operations.write(handle, data, offset)
+        return self.operations.files.write(handle, data, offset)
 
     def flush(self, handle, thread=OURS):
-        self.operations.flush(handle, thread)
+        self.operations.files.flush(handle, thread)
 
     def close(self, handle):
         try:
             self.flush(handle)
         finally:
-            self.operations.release(handle)
+            self.operations.files.release(handle)
 
     def content(self, path):
         handle = self.open(path)
@@ -238,7 +238,7 @@ def test_a_file_that_changed_since_it_was_looked_up_is_looked_up_again_by_open(c
     cloud.put("d/a", b"12")
     cloud.delete("d/gone")
     for number in (old, gone):
-        assert code_of(mounted.operations.open, number, flags, OURS) == errno.ESTALE
+        assert code_of(mounted.operations.files.open, number, flags, OURS) == errno.ESTALE
     assert (mounted.size("/d/a"), code_of(mounted.getattr, "/d/gone")) == (2, errno.ENOENT)
     assert mounted.operations.getattr(old).size == 1
     assert mounted.content("/d/a") == b"12"
@@ -250,10 +250,10 @@ def test_the_lookup_after_a_stale_open_brings_the_first_bytes_as_the_file_may_be
     cloud.put("a", b"1")
     old = mounted.inode("/a")
     cloud.put("a", b"22")
-    assert code_of(mounted.operations.open, old, os.O_RDONLY, OURS) == errno.ESTALE
+    assert code_of(mounted.operations.files.open, old, os.O_RDONLY, OURS) == errno.ESTALE
     new = mounted.inode("/a")
     cloud.put("a", b"333")
-    opened = mounted.operations.open(new, os.O_RDONLY, OURS)
+    opened = mounted.operations.files.open(new, os.O_RDONLY, OURS)
     assert (mounted.operations.getattr(new).size, mounted.read(opened.handle)) == (2, b"22")
 
 
@@ -433,7 +433,7 @@ def test_changes_in_the_middle_and_at_the_end_replace_the_object(cloud, mounted,
     handle = mounted.open("/a", flags)
     mounted.write(handle, b"xy", 3)
     mounted.write(handle, b"!", 10)
-    mounted.operations.fsync(handle)
+    mounted.operations.files.fsync(handle)
     assert mounted.fs.cat_file(cloud.path("a")) == b"012xy56789!"
     mounted.close(handle)
     assert mounted.content("/a") == b"012xy56789!"
@@ -462,7 +462,7 @@ def test_a_close_that_does_not_complete_the_file_sends_nothing(cloud, mounted):
     mounted.flush(handle)
     assert mounted.fs.cat_file(cloud.path("a")) == b"one"
     cloud.server.reset()
-    mounted.operations.release(handle)
+    mounted.operations.files.release(handle)
     assert not cloud.server.requests
 
 
@@ -541,7 +541,7 @@ def test_a_failed_upload_is_the_error_of_close_and_leaves_the_object(cloud, moun
     cloud.server.fail(Fault(status=403, times=None))
     assert code_of(mounted.flush, handle) == errno.EACCES
     cloud.server.heal()
-    mounted.operations.release(handle)
+    mounted.operations.files.release(handle)
     assert f"{mounted.root}/a was not sent: what was written is kept in {kept()[0]}" in caplog.text
     assert kept()[0].read_bytes() == b"after"
     assert mounted.content("/a") == b"before"
@@ -567,7 +567,7 @@ def test_after_a_failed_write_a_file_is_never_sent(cloud, mounted, monkeypatch, 
         patch.setattr(os, "pwrite", full)
         assert code_of(mounted.write, handle, b"more", 4) == errno.ENOSPC
     mounted.write(handle, b"again", 4)
-    assert code_of(mounted.operations.fsync, handle) == code_of(mounted.close, handle) == errno.EIO
+    assert code_of(mounted.operations.files.fsync, handle) == code_of(mounted.close, handle) == errno.EIO
     assert "/a was not sent: what was written to it is lost" in caplog.text
     assert mounted.content("/a") == b"before"
 
@@ -613,7 +613,7 @@ def test_of_two_machines_that_make_a_file_with_o_excl_one_does(cloud, mounted, e
     mounted.close(handles[0])
     assert mounted.stored("lock") == b""
     assert code_of(elsewhere.flush, handles[1]) in (errno.EEXIST, errno.ESTALE)
-    elsewhere.operations.release(handles[1])
+    elsewhere.operations.files.release(handles[1])
     cloud.put("old", b"")
     assert code_of(mounted.create, "/old", flags) == errno.EEXIST
 
@@ -623,8 +623,8 @@ def test_what_another_machine_wrote_meanwhile_is_not_replaced_by_a_change(cloud,
     handle = mounted.open("/a", os.O_RDWR)
     mounted.write(handle, b"F")
     cloud.put("a", b"second")
-    assert code_of(mounted.operations.fsync, handle) == code_of(mounted.flush, handle) == errno.ESTALE
-    mounted.operations.release(handle)
+    assert code_of(mounted.operations.files.fsync, handle) == code_of(mounted.flush, handle) == errno.ESTALE
+    mounted.operations.files.release(handle)
     assert mounted.stored("a") == b"second"
     assert kept()[0].read_bytes() == b"First"
     assert f"kept in {kept()[0]}" in caplog.text
@@ -659,11 +659,11 @@ def test_a_writer_beside_readers_gets_an_inode_that_waits_for_it(cloud, mounted)
     cloud.put("a", b"before")
     old = mounted.inode("/a")
     readers = [mounted.open("/a")]
-    assert code_of(mounted.operations.open, old, os.O_WRONLY, OURS) == errno.ESTALE
+    assert code_of(mounted.operations.files.open, old, os.O_WRONLY, OURS) == errno.ESTALE
     new = mounted.inode("/a")
     readers.append(mounted.open("/a"))  # of the new inode, which stays the writer's
     assert mounted.inode("/a") == new != old
-    handle = mounted.operations.open(new, os.O_WRONLY, OURS).handle
+    handle = mounted.operations.files.open(new, os.O_WRONLY, OURS).handle
     mounted.write(handle, b"B")
     assert [mounted.read(reader) for reader in readers] == [b"before", b"Before"]
     for each in (handle, *readers):
@@ -675,7 +675,7 @@ def test_a_writer_that_does_not_come_changes_nothing(cloud, mounted):
     cloud.put("a", b"before")
     old, reader = mounted.inode("/a"), mounted.open("/a")
     cloud.server.reset()
-    assert code_of(mounted.operations.open, old, os.O_WRONLY | os.O_TRUNC, OURS) == errno.ESTALE
+    assert code_of(mounted.operations.files.open, old, os.O_WRONLY | os.O_TRUNC, OURS) == errno.ESTALE
     operations = mounted.operations
     operations._written.end_reservation(operations._inodes[mounted.inode("/a")])  # as its timer does
     assert not [request for request in cloud.server.requests if request.kind == "upload"]
@@ -760,7 +760,7 @@ def test_a_process_of_another_container_sends_what_it_wrote(mounted):
     mounted.write(opened.handle, b"1")
     mounted.flush(opened.handle, thread=0)
     assert mounted.stored("a") == b"1"
-    mounted.operations.release(opened.handle)
+    mounted.operations.files.release(opened.handle)
 
 
 def test_a_folder_that_changed_since_it_was_opened_tells_no_old_sizes(cloud, mounted):
