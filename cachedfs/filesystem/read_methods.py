@@ -103,13 +103,7 @@ class ReadMethods(BaseFileSystem):
         entry = self._objects.fresh(path)
         return entry is not None and entry.info is not None
 
-    async def _isfile(self, path: Any) -> bool:
-        return await self._kind_at(self._strip_object(path)) == "file"
-
-    async def _kind_of(self, path: Any) -> str | None:
-        return await self._kind_at(self._strip(path))
-
-    async def _kind_at(self, path: str) -> str | None:
+    async def _kind_of(self, path: str) -> str | None:
         try:
             return (await self._object_at(path)).kind
         except ABSENT:

@@ -81,7 +81,7 @@ def serve(
     finally:
         for number, handler in before:
             signal.signal(number, handler)
-        operations.end()
+        operations.written.report_unsent()
 
 
 def unmount(folder: str) -> None:

@@ -85,8 +85,8 @@ class MountOperations:
         self._listed: dict[int, _Listed] = {}  # open folders
         self._inodes = InodeTable(self._root)
         self._lock = self._inodes.lock
-        self._written = WrittenFiles(fs, self._inodes, temporary=temporary, kept_s=self._kept_s)
-        self.files = OpenFiles(fs, self._inodes, self._written)
+        self.written = WrittenFiles(fs, self._inodes, temporary=temporary, kept_s=self._kept_s)
+        self.files = OpenFiles(fs, self._inodes, self.written)
         self._listings = FolderListings(fs)
         # Folders shown though the origin may have none: object stores have only folders with objects.
         self._folders: set[str] = set()
@@ -151,7 +151,7 @@ class MountOperations:
         """Set the size or the time. Objects have no mode and no owner; an error would stop `cp -p`, `tar` and `rsync`."""
         inode = self._inodes[number]
         if size is not None:
-            self._written.truncate(inode, size)
+            self.written.truncate(inode, size)
         if mtime_ns is not None and inode.local is not None and inode.local.state is not State.SENT:
             inode.local.mtime_ns = mtime_ns // 1_000_000 * 1_000_000
         return self._attributes(inode)
@@ -174,7 +174,7 @@ class MountOperations:
             if folder not in self._folders and folder != self._root:
                 raise
             files = {}
-        more: dict[str, Known | None] = dict.fromkeys(local.path for local in self._written.written())
+        more: dict[str, Known | None] = dict.fromkeys(local.path for local in self.written.written())
         with self._lock:
             more.update(dict.fromkeys(self._folders, FOLDER))
         below = {path.rpartition("/")[2]: known for path, known in more.items() if folder_of(path) == folder}
@@ -226,10 +226,6 @@ class MountOperations:
         inode, opened = self.files.create(self._path(parent, name), flags, thread)
         return self._entry(inode), opened
 
-    def end(self) -> None:
-        """Keep the files that were still open and not sent, and log where."""
-        self._written.report_unsent()
-
     # Names.
 
     @reported
@@ -275,7 +271,7 @@ class MountOperations:
     @reported
     def unlink(self, parent: int, name: str) -> None:
         path = self._path(parent, name)
-        with self._written.removed(path) as is_local:
+        with self.written.removed(path) as is_local:
             if not is_local or self._fs.exists(path):
                 self._fs.rm_file(path)
         self._changed(parent, name)
@@ -286,15 +282,15 @@ class MountOperations:
         source, target = self._path(parent, name), self._path(new_parent, new_name)
         if flags & (_EXCHANGE | _WHITEOUT):
             raise OSError(errno.EINVAL, "two objects cannot be exchanged in one step")
-        if flags & _NO_REPLACE and (target in self._folders or self._written.now(target) is not None):
+        if flags & _NO_REPLACE and (target in self._folders or self.written.now(target) is not None):
             raise OSError(errno.EEXIST, target)
-        with self._written.renamed(source, target):
+        with self.written.renamed(source, target):
             is_local = source in self._folders
             is_folder = is_local or self._fs.isdir(source)
             if is_folder and (target in self._folders or self._fs.exists(target)):
                 self._rmdir(target)  # fsspec would move the folder into it
             if not is_local or self._fs.exists(source):
-                if is_folder or not self._has_ids or not self._written.written_into(source, target):
+                if is_folder or not self._has_ids or not self.written.written_into(source, target):
                     self._fs.mv(source, target, recursive=is_folder)
                 self._changed(parent, name)
             with self._lock:

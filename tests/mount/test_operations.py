@@ -474,7 +474,7 @@ def test_what_no_close_has_sent_is_sent_when_the_last_handle_goes(mounted):
 def test_a_file_that_is_open_when_the_mount_ends_is_kept_in_a_private_file(mounted, caplog):
     handle = mounted.create("/a")
     mounted.write(handle, b"1")
-    mounted.operations.end()
+    mounted.operations.written.report_unsent()
     (path,) = kept()
     assert f"{mounted.root}/a was not sent: what was written is kept in {path}" in caplog.text
     assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"1", 0o600)
@@ -677,7 +677,7 @@ def test_a_writer_that_does_not_come_changes_nothing(cloud, mounted):
     cloud.server.reset()
     assert code_of(mounted.operations.files.open, old, os.O_WRONLY | os.O_TRUNC, OURS) == errno.ESTALE
     operations = mounted.operations
-    operations._written.end_reservation(operations._inodes[mounted.inode("/a")])  # as its timer does
+    operations.written.end_reservation(operations._inodes[mounted.inode("/a")])  # as its timer does
     assert not [request for request in cloud.server.requests if request.kind == "upload"]
     assert mounted.content("/a") == mounted.read(reader) == b"before"
     mounted.close(reader)
