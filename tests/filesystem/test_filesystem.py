@@ -342,6 +342,18 @@ def test_a_local_file_is_not_replaced_if_its_writer_ignores_a_failed_write(local
         file.close()
 
 
+def test_an_upload_of_which_a_write_failed_is_not_finished(cloud, fs):
+    path = cloud.path("a")
+    cloud.put("a", b"old")
+    cloud.server.fail(Fault(kind="upload", nth=2, status=403, times=1))  # the first one begins a session
+    file = fs.open(path, "wb", block_size=256 * KiB)
+    for act in (lambda: file.write(bytes(300 * KiB)), lambda: file.write(b"more"), file.close):
+        with pytest.raises(PermissionError, match=path):
+            act()
+    assert file.closed
+    assert fs.cat_file(path) == b"old"
+
+
 def test_more_files_than_threads_are_written_first(local, tmp_path):
     top = tmp_path / "top"
     top.mkdir()
