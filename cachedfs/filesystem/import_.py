@@ -31,6 +31,7 @@ from cachedfs.shared.zip_store import ZipReader
 
 logger = logging.getLogger("cachedfs.shared")
 
+LARGEST = 32 << 20  # bytes of a file that is read as a whole, and so is in memory
 FEW = 4  # blocks that are read one by one, if they are less than half of their file
 BATCH = 8 << 20  # bytes of blocks stored in one transaction
 MAX_IN_BATCH = 512  # number of blocks stored in one transaction
@@ -227,9 +228,8 @@ class _Import:
             self._n_cached += len(wanted) - len(missing)  # another import brought them
             if missing:
                 file, n_bytes = self._store.open(name), sum(span_of(*each[:2]).size for each in missing)
-                if (
-                    len(missing) > FEW or n_bytes > file.size // 2
-                ):  # all of it, with its index, in one request
+                is_much = len(missing) > FEW or n_bytes > file.size // 2
+                if is_much and file.size <= LARGEST:  # all of it, with its index, in one request
                     file = FilePart(file.part(0, file.size), 0, file.size, file.modified_at)
                 self._store_blocks(name, file, missing)
 

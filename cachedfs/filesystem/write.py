@@ -16,7 +16,7 @@ import shutil
 import stat
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
-from typing import IO, TYPE_CHECKING, Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from fsspec.asyn import _run_coros_in_chunks
 from fsspec.callbacks import DEFAULT_CALLBACK
@@ -25,21 +25,15 @@ from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import AnyVersion, ObjectInfo
 from cachedfs.common.urls import LOCAL_PROTOCOLS, before_magic, folder_of, is_pattern, without_slash
 from cachedfs.core import write_through
-from cachedfs.core.objects import Objects
+from cachedfs.filesystem.metadata_methods import MetadataMethods
 from cachedfs.origins.base import Uploader
 from cachedfs.origins.base_filesystem import BaseFileSystem
-
-if TYPE_CHECKING:
-    from cachedfs.core.reader import Reader
 
 _ONE_CALL = 8 << 20  # bytes of a file that is sent in one call, and so is in memory
 
 
-class WriteMethods(BaseFileSystem):
+class WriteMethods(MetadataMethods):
     """Mixin with the methods of `CachedFileSystem` that write."""
-
-    _objects: Objects
-    _reader: Reader
 
     async def _pipe_file(self, path: Any, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
         path = self._strip_object(path)
