@@ -27,8 +27,8 @@ from cachedfs.config import FSSPEC_KEYWORDS, Config
 from cachedfs.core.objects import Objects
 from cachedfs.errors import ABSENT
 from cachedfs.filesystem.cache_api import AnyPath, CacheMethods
-from cachedfs.filesystem.move_methods import MoveMethods
 from cachedfs.filesystem.read_methods import ObjectName, ReadMethods
+from cachedfs.filesystem.write import WriteMethods
 from cachedfs.origins.base_filesystem import begins_with
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class _DriveLinks(_Cached):
         return super().__call__(*args, **kwargs)
 
 
-class CachedFileSystem(ReadMethods, CacheMethods, MoveMethods, metaclass=_DriveLinks):
+class CachedFileSystem(ReadMethods, CacheMethods, WriteMethods, metaclass=_DriveLinks):
     """An fsspec filesystem that reads any other one through a persistent cache on local disk.
 
     All processes of the machine share the cache. Open `cachedfs::gs://bucket/key` as a URL, or create the filesystem:

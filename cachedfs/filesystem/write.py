@@ -114,6 +114,19 @@ class WriteMethods(MetadataMethods):
         info = await self._hop(write_through.look_up(objects, path))
         return info
 
+    def mv(
+        self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
+    ) -> None:
+        """Move an object, or with `recursive` a folder.
+
+        If an object of several cannot be moved, the others are brought back, and the error names it. Where the inner
+        filesystem renames folders itself, this calls its `mv`. Object stores are asked to move each object, or to copy
+        it; then exactly what was copied is removed.
+        """
+        with importing():
+            from cachedfs.filesystem.mover import Mover
+        Mover(self).mv(_one_or_list(path1), path2, recursive, maxdepth, **kwargs)
+
     async def _rm_file(self, path: Any, **kwargs: Any) -> None:
         path = self._strip_object(path)
         await self._write([path], "rm_file", path, **kwargs)
@@ -121,7 +134,7 @@ class WriteMethods(MetadataMethods):
     async def _rm(
         self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
     ) -> None:
-        path = (self._strip if recursive else self._strip_object)(one_or_list(path))
+        path = (self._strip if recursive else self._strip_object)(_one_or_list(path))
         paths = path if isinstance(path, list) else [path]
         if any(map(is_pattern, paths)):
             await self._rm_matches(paths, recursive, maxdepth)
@@ -265,5 +278,5 @@ def _is_other_file(source: Any, target: str) -> bool:
     return os.path.isfile(source) and not (os.path.exists(target) and os.path.samefile(source, target))
 
 
-def one_or_list(path: Any) -> Any:
+def _one_or_list(path: Any) -> Any:
     return path if isinstance(path, str | os.PathLike) else list(path)
