@@ -174,7 +174,7 @@ class MountOperations:
             if folder not in self._folders and folder != self._root:
                 raise
             files = {}
-        more: dict[str, Known | None] = dict.fromkeys(local.path for local in self.written.written())
+        more: dict[str, Known | None] = dict.fromkeys(local.path for local in self.written.local_copies())
         with self._lock:
             more.update(dict.fromkeys(self._folders, FOLDER))
         below = {path.rpartition("/")[2]: known for path, known in more.items() if folder_of(path) == folder}

@@ -201,8 +201,8 @@ class WrittenFiles:
         finally:
             self.leave(inode, local)
 
-    def written(self) -> list[LocalFile]:
-        """Return the local copies of the files that were neither removed nor abandoned."""
+    def local_copies(self) -> list[LocalFile]:
+        """Return those of the files that were neither removed nor abandoned."""
         with self._lock:
             inodes = [inode for inode in self._open if self._inodes.current(inode.path) is inode]
             return [inode.local for inode in inodes if inode.local is not None]
@@ -215,12 +215,14 @@ class WrittenFiles:
             local = None if inode is None else inode.local
         if local is None:
             yield False
+            self._inodes.remove(path)
         else:
             with local.lock:
                 local.load()
                 yield True
-                local.is_removed = True
-        self._inodes.remove(path)
+                with self._lock:  # whoever makes the file again does not get this inode
+                    local.is_removed = True
+                    self._inodes.remove(path)
 
     @contextmanager
     def renamed(self, source: str, target: str) -> Iterator[None]:
@@ -228,7 +230,7 @@ class WrittenFiles:
 
         A file open at `target` is never sent from then on.
         """
-        moving = [local for local in self.written() if moved(local.path, source, target) != local.path]
+        moving = [local for local in self.local_copies() if moved(local.path, source, target) != local.path]
         with self._lock:
             inode = self._inodes.current(target)
             replaced = None if inode is None else inode.local
@@ -240,10 +242,11 @@ class WrittenFiles:
             if replaced is not None:
                 replaced.load()
             yield
-            if replaced is not None:
-                replaced.is_removed = True
-            self._inodes.move(source, target)
-        for local in self.written():
+            with self._lock:
+                if replaced is not None:
+                    replaced.is_removed = True
+                self._inodes.move(source, target)
+        for local in self.local_copies():
             if moved(local.path, target, "") == local.path:
                 continue
             try:
@@ -267,6 +270,6 @@ class WrittenFiles:
 
     def report_unsent(self) -> None:
         """Keep the files that are still open and were not sent, and log where."""
-        for local in self.written():
+        for local in self.local_copies():
             if local.state is not State.SENT:
                 local.report_unsent()

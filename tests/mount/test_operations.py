@@ -13,6 +13,7 @@ import pytest
 
 from cachedfs.mount import unsent
 from cachedfs.mount.fuse_protocol import ROOT
+from cachedfs.mount.inodes import InodeTable
 from cachedfs.mount.operations import MountOperations
 from cachedfs.mount.unsent import keep, kept
 from cachedfs.origins.retry import RetryPolicy
@@ -728,6 +729,25 @@ def test_a_file_that_two_programs_make_at_once_is_emptied_by_the_second(mounted)
     assert mounted.size("/a") == 0
     mounted.write(second, b"new")
     for each in (first, second):
+        mounted.close(each)
+    assert mounted.stored("a") == b"new"
+
+
+def test_a_file_made_while_its_name_is_being_removed_is_another_one(mounted, monkeypatch):
+    handle, remove, made = mounted.create("/a"), InodeTable.remove, []
+    making = threading.Thread(target=lambda: made.append(mounted.create("/a")))
+
+    def remove_late(inodes, path):
+        if not making.ident:
+            making.start()
+            making.join(0.2)  # it waits until the old name is gone
+        remove(inodes, path)
+
+    monkeypatch.setattr(InodeTable, "remove", remove_late)
+    mounted.unlink("/a")
+    making.join()
+    mounted.write(made[0], b"new")
+    for each in (made[0], handle):
         mounted.close(each)
     assert mounted.stored("a") == b"new"
 
