@@ -210,10 +210,8 @@ class WrittenFiles:
     @contextmanager
     def removed(self, path: str) -> Iterator[bool]:
         """Never send the file at `path` once the block has removed it; yield whether it has a local copy."""
-        with self._lock:
-            inode = self._inodes.current(path)
-            local = None if inode is None else inode.local
-        if local is None:
+        inode = self._inodes.current(path)
+        if inode is None or (local := inode.local) is None:
             yield False
             self._inodes.remove(path)
         else:
@@ -231,9 +229,8 @@ class WrittenFiles:
         A file open at `target` is never sent from then on.
         """
         moving = [local for local in self.local_copies() if moved(local.path, source, target) != local.path]
-        with self._lock:
-            inode = self._inodes.current(target)
-            replaced = None if inode is None else inode.local
+        inode = self._inodes.current(target)
+        replaced = None if inode is None else inode.local
         for local in moving:
             self.send(local)
         with ExitStack() as stack:
