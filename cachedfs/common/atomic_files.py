@@ -12,7 +12,7 @@ import os
 import stat
 import tempfile
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,7 @@ def write_private(path: str, text: str) -> None:
 class PartFile:
     """A local file open for writing beside its place, where it is put when it is closed.
 
-    `discard`, an exception in its `with` block, or a failed write removes it.
+    `discard`, or an exception in its `with` block, removes it.
     """
 
     def __init__(
@@ -47,7 +47,6 @@ class PartFile:
         An OSError names `path`, the only one that the user knows.
         """
         self._path, self._temporary, self._is_new = path, temporary, is_new
-        self._failed_with: int | None = None  # errno of a failed write
         try:
             self._file = open_(temporary)
             if mode is not None:  # before the first byte, so that private data is never readable by others
@@ -68,27 +67,8 @@ class PartFile:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 
-    def write(self, data: Any) -> int:
-        with self._discard_on_error():
-            return int(self._file.write(data))
-
-    def flush(self) -> None:
-        with self._discard_on_error():
-            self._file.flush()
-
-    @contextlib.contextmanager
-    def _discard_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self._failed_with = error.errno or errno.EIO
-            self.discard()
-            raise
-
     def close(self) -> None:
-        """Put the file in its place; remove it if that fails. Raises OSError after a failed write."""
-        if self._failed_with is not None:  # the caller may have ignored that error
-            raise OSError(self._failed_with, os.strerror(self._failed_with), self._path)
+        """Put the file in its place; remove it if that fails."""
         if self._file.closed:
             return
         try:
@@ -96,7 +76,7 @@ class PartFile:
             if self._is_new:
                 _put_in_new_place(self._temporary, self._path)
             else:
-                _put_in_place(self._temporary, self._path)
+                os.replace(self._temporary, os.path.realpath(self._path))
         except BaseException:  # an interrupt too must not leave a partial file behind
             _remove(self._temporary)
             raise
@@ -169,10 +149,6 @@ def _temporary(path: str, mode: int | None) -> str | None:
         return None
     # Short and independent of the file's own name, which may have the maximum length already.
     return os.path.join(folder, f".{uuid.uuid4().hex[:8]}.part")
-
-
-def _put_in_place(temporary: str, path: str) -> None:
-    os.replace(temporary, os.path.realpath(path))
 
 
 def _put_in_new_place(temporary: str, path: str) -> None:

@@ -75,17 +75,11 @@ class RunningChecksum:
 
 def google_checksum(pieces: Iterable[bytes]) -> dict[str, str]:
     """Return the checksum of an object's bytes as Google Cloud Storage states it in JSON: `crc32c`, else `md5Hash`."""
-    if has_crc32c():
-        crc32c = 0
-        for piece in pieces:
-            crc32c = crc32c_of(piece, crc32c)
-        name, digest = "crc32c", crc32c.to_bytes(4, "big")
-    else:
-        md5 = hashlib.md5(usedforsecurity=False)
-        for piece in pieces:
-            md5.update(piece)
-        name, digest = "md5Hash", md5.digest()
-    return {name: base64.b64encode(digest).decode()}
+    name, kind = ("crc32c", "crc32c") if has_crc32c() else ("md5Hash", "md5")
+    hasher = HASHERS[kind]()
+    for piece in pieces:
+        hasher.update(piece)
+    return {name: base64.b64encode(hasher.digest()).decode()}
 
 
 @cache

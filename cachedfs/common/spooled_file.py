@@ -19,11 +19,13 @@ class DiscardableFile(io.IOBase):
 
     `close` while an exception is handled that was raised after the file was opened discards it, and raises that exception
     again. Text wrappers and libraries close a file this way when their writer fails, and do not pass the exception on. The
-    end of an iteration and `sys.exit(0)` are not failures.
+    end of an iteration and `sys.exit(0)` are not failures. A failed write discards the file too: half of it is never
+    finished, also if the caller ignores the error.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url
+        self._trouble: OSError | None = None  # the error of a failed write
         self._handled = _handled_exceptions()  # while the file is opened
 
     def _finish(self) -> None:
@@ -33,6 +35,17 @@ class DiscardableFile(io.IOBase):
     def _abandon(self, error: BaseException) -> None:
         """Discard what was written, because of `error`."""
         raise NotImplementedError
+
+    @contextmanager
+    def _discarded_on_error(self) -> Iterator[None]:
+        if self._trouble is not None:
+            raise self._trouble
+        try:
+            yield
+        except OSError as error:
+            self._abandon(error)
+            self._trouble = error
+            raise
 
     def _failure(self) -> BaseException | None:
         """Return the failure that is being handled now, if it was raised after the file was opened."""
@@ -47,6 +60,8 @@ class DiscardableFile(io.IOBase):
             return
         error = self._failure()
         try:
+            if error is None and self._trouble is not None:
+                raise self._trouble
             if error is None:
                 self._finish()
             else:
@@ -125,7 +140,6 @@ class SpooledFile(DiscardableFile, io.RawIOBase):
         super().__init__(url)
         self.mode, self.autocommit = mode, autocommit
         self._send, self._spool = send, spool
-        self._trouble: CachedFSError | None = None
 
     def writable(self) -> bool:
         return True
@@ -143,24 +157,14 @@ class SpooledFile(DiscardableFile, io.RawIOBase):
         return int(self._spool.truncate(size))
 
     def write(self, data: Any, /) -> int:
-        return int(self._keep(self._spool.write, data))
+        with self._discarded_on_error(), kept_locally(self._url):
+            return int(self._spool.write(data))
 
     def flush(self) -> None:
         super().flush()
         if not self._spool.closed:
-            self._keep(self._spool.flush)
-
-    def _keep(self, act: Callable[..., Any], *args: Any) -> Any:
-        """Call a method of the spool; nothing is sent after it failed, also if the caller ignores the error."""
-        if self._trouble is not None:
-            raise self._trouble
-        try:
-            with kept_locally(self._url):
-                return act(*args)
-        except CachedFSError as error:
-            self.discard()
-            self._trouble = error
-            raise
+            with self._discarded_on_error(), kept_locally(self._url):
+                self._spool.flush()
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         if not self.seekable():
@@ -171,13 +175,11 @@ class SpooledFile(DiscardableFile, io.RawIOBase):
         return int(self._spool.tell())
 
     def _finish(self) -> None:
-        if self._trouble is not None:
-            raise self._trouble  # half a file is nobody's file
         if self.autocommit:
             self.commit()
 
     def _abandon(self, error: BaseException) -> None:
-        self.discard()  # half a file is nobody's file
+        self.discard()
 
     def __del__(self) -> None:
         if not self.closed:  # not closed: nobody said that it was complete
@@ -189,7 +191,8 @@ class SpooledFile(DiscardableFile, io.RawIOBase):
         if self._spool.closed:
             return
         try:
-            self._keep(self._spool.seek, 0)  # first: a full local disk must not change the object
+            with self._discarded_on_error(), kept_locally(self._url):
+                self._spool.seek(0)  # first: a full local disk must not change the object
             self._send(self._spool)
         finally:
             self.discard()

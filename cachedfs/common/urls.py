@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -88,7 +88,7 @@ def strip(own: str, target: str | None, path: Any) -> str:
         return canonical_path(rest.strip("/"))
     if protocol in _SLASHED or not protocol:
         return rest.strip("/") if protocol else rest.rstrip("/")
-    name = str(_rule_of(protocol)(text))
+    name = str(filesystem_class(protocol)._strip_protocol(text))
     if protocol in LOCAL_PROTOCOLS and ("//" in name or "/." in name):
         name = _NOTHING.sub("", name) or "/"
     return without_slash(name)
@@ -171,11 +171,6 @@ def protocols_of(protocol: str) -> set[str]:
         return set(GCS_PROTOCOLS) if protocol in GCS_PROTOCOLS else {protocol}
     names = filesystem_class(protocol).protocol
     return {protocol, *((names,) if isinstance(names, str) else names)}
-
-
-def _rule_of(protocol: str) -> Callable[[str], str]:
-    rule: Callable[[str], str] = filesystem_class(protocol)._strip_protocol
-    return rule
 
 
 def filesystem_class(protocol: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import os
@@ -74,11 +73,6 @@ class CacheMethods(ChainedFileSystem):
         from cachedfs.prefetch.handle import begin
 
         return begin(self._reader, items, window=window, strip=strip, glob=glob, callback=callback)
-
-    async def _prefetch(
-        self, items: Items, window: int | str | None = None, callback: Any = DEFAULT_CALLBACK
-    ) -> Prefetch:
-        return await asyncio.to_thread(self.prefetch, items, window, callback)
 
     def _is_item_cached(self, item: AnyPath | tuple[str, int | None, int | None]) -> bool:
         """Return whether an object, or a byte range of one, is cached, so that reading it sends no request."""
@@ -178,9 +172,6 @@ class CacheMethods(ChainedFileSystem):
         names = paths_to_verify(objects, lookups, self._strip(path))
         return [verify(objects, lookups, name, callback.relative_update) for name in names]
 
-    async def _verify(self, path: Any, **kwargs: Any) -> list[Verified]:
-        return await asyncio.to_thread(self.verify, path, **kwargs)
-
     @contextlib.contextmanager
     def local_path(self, path: AnyPath) -> Iterator[str]:
         """Copy the whole object into a temporary read-only local file, and yield its path.
@@ -230,9 +221,6 @@ class CacheMethods(ChainedFileSystem):
             raise ValueError(f"export to {target}: no path was given")
         return export_to(*self._at(target, target_options), self._objects, roots, callback)
 
-    async def _export_cache(self, *args: Any, **kwargs: Any) -> Exported:
-        return await asyncio.to_thread(self.export_cache, *args, **kwargs)
-
     def import_cache(
         self, source: str, source_options: Mapping[str, Any] | None = None, callback: Any = DEFAULT_CALLBACK
     ) -> Imported:
@@ -248,9 +236,6 @@ class CacheMethods(ChainedFileSystem):
 
         self._objects.engine.drain()  # blocks that are still being written take space too
         return import_from(*self._at(source, source_options), self._objects.identity, callback)
-
-    async def _import_cache(self, *args: Any, **kwargs: Any) -> Imported:
-        return await asyncio.to_thread(self.import_cache, *args, **kwargs)
 
     def _at(self, url: str, options: Mapping[str, Any] | None) -> tuple[Objects, str]:
         """Return the objects at the origin of a URL, in this process's engine, and the path in it."""

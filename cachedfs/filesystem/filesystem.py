@@ -27,8 +27,8 @@ from cachedfs.config import FSSPEC_KEYWORDS, Config
 from cachedfs.core.objects import Objects
 from cachedfs.errors import ABSENT
 from cachedfs.filesystem.cache_api import AnyPath, CacheMethods
-from cachedfs.filesystem.move_methods import MoveMethods
 from cachedfs.filesystem.read_methods import ObjectName, ReadMethods
+from cachedfs.filesystem.write import WriteMethods
 from cachedfs.origins.base_filesystem import begins_with
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class _DriveLinks(_Cached):
         return super().__call__(*args, **kwargs)
 
 
-class CachedFileSystem(ReadMethods, CacheMethods, MoveMethods, metaclass=_DriveLinks):
+class CachedFileSystem(ReadMethods, CacheMethods, WriteMethods, metaclass=_DriveLinks):
     """An fsspec filesystem that reads any other one through a persistent cache on local disk.
 
     All processes of the machine share the cache. Open `cachedfs::gs://bucket/key` as a URL, or create the filesystem:
@@ -94,7 +94,9 @@ class CachedFileSystem(ReadMethods, CacheMethods, MoveMethods, metaclass=_DriveL
                 options = {**options.pop(name), **options}
         own = {name: value for name, value in options.items() if name in FSSPEC_KEYWORDS}
         options = {name: value for name, value in options.items() if name not in FSSPEC_KEYWORDS}
-        target_protocol, target_options, options = target_of(fo, target_protocol, target_options, options)
+        target_protocol, target_options, options = target_of(
+            fo, target_protocol or ORIGINS.get(self.protocol), target_options, options
+        )
         own["loop"] = _NO_LOOP
         super().__init__(**own)
         self._mirror_all()
@@ -163,10 +165,10 @@ class CachedFileSystem(ReadMethods, CacheMethods, MoveMethods, metaclass=_DriveL
         """Return the URL that opens `name`, such as `cachedfs::gs://bucket/key`."""
         name = self._strip_object(name)
         # A name that is a whole URL needs no protocol in front.
-        return f"cachedfs::{name}" if is_url(name) else f"{self._url_prefix()}{name}"
-
-    def _url_prefix(self) -> str:
-        return f"cachedfs::{self.target_protocol}://"
+        if is_url(name):
+            return f"cachedfs::{name}"
+        prefix = self.protocol if self.protocol in ORIGINS else f"cachedfs::{self.target_protocol}"
+        return f"{prefix}://{name}"
 
     @property
     def origin_fs(self) -> Any:
@@ -343,13 +345,6 @@ class CachedGCSFileSystem(CachedFileSystem):
 
     protocol: ClassVar[str] = "cgs"
 
-    def __init__(self, **options: Any) -> None:
-        options.setdefault("target_protocol", "gs")
-        super().__init__(**options)
-
-    def _url_prefix(self) -> str:
-        return "cgs://"
-
 
 class CachedDriveFileSystem(CachedFileSystem):
     """Google Drive through the cache, as one protocol: `cdrive://My Drive/key`.
@@ -358,10 +353,3 @@ class CachedDriveFileSystem(CachedFileSystem):
     """
 
     protocol: ClassVar[str] = "cdrive"
-
-    def __init__(self, **options: Any) -> None:
-        options.setdefault("target_protocol", "drive")
-        super().__init__(**options)
-
-    def _url_prefix(self) -> str:
-        return "cdrive://"

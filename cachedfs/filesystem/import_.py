@@ -26,13 +26,13 @@ from cachedfs.filesystem.transfer import folder_at, is_local, is_zip, learn, spa
 from cachedfs.shared.known_pieces import KnownPieces
 from cachedfs.shared.metadata_rows import DamagedFile, MetadataImport, infos_in
 from cachedfs.shared.piece import PlacedPiece, blocks_in, key_of
-from cachedfs.shared.shared_store import BASE, FilePart, KeptFile, ReadableStore, StoredFile, pages_of
+from cachedfs.shared.shared_store import BASE, FilePart, KeptFile, ReadableStore, StoredFile
 from cachedfs.shared.zip_store import ZipReader
 
 logger = logging.getLogger("cachedfs.shared")
 
-SPAN = 32 << 20  # bytes of a request: cheap to repeat, and a few of them fill a link
-GAP = 256 << 10  # up to this many unneeded bytes between two missing blocks are read, to save a request
+LARGEST = 32 << 20  # bytes of a file that is read as a whole, and so is in memory
+FEW = 4  # blocks that are read one by one, if they are less than half of their file
 BATCH = 8 << 20  # bytes of blocks stored in one transaction
 MAX_IN_BATCH = 512  # number of blocks stored in one transaction
 
@@ -227,12 +227,11 @@ class _Import:
             missing = [each for each in wanted if not self._cache.has(each.version, each.number)]
             self._n_cached += len(wanted) - len(missing)  # another import brought them
             if missing:
-                file = self._store.open(name)
-                if missing[0].placed.offset is None and file.size <= SPAN:  # with its index, in one request
+                file, n_bytes = self._store.open(name), sum(span_of(*each[:2]).size for each in missing)
+                is_much = len(missing) > FEW or n_bytes > file.size // 2
+                if is_much and file.size <= LARGEST:  # all of it, with its index, in one request
                     file = FilePart(file.part(0, file.size), 0, file.size, file.modified_at)
-                for data, some in self._spans(file, missing):
-                    self._store_blocks(name, data, some)
-                    self._callback.relative_update(sum(span_of(*each[:2]).size for each in some))
+                self._store_blocks(name, file, missing)
 
     @contextlib.contextmanager
     def _alone(self, name: str) -> Iterator[None]:
@@ -245,47 +244,25 @@ class _Import:
             if is_ours:
                 self._cache.locks.release(lock)
 
-    def _spans(
-        self, file: StoredFile, wanted: Iterable[_Wanted]
-    ) -> Iterator[tuple[StoredFile, list[_Wanted]]]:
-        """Yield the parts of a file to read at once, each with the blocks in it."""
-        inside, begin, end = list[_Wanted](), 0, 0
-        find = functools.cache(file.find)
-        for each in wanted:
-            piece, offset = find(each.placed)
-            span = span_of(each.version, each.number)
-            _, start, stop = pages_of(piece, span.start, span.stop)
-            start, stop = start + offset - piece.start, stop + offset - piece.start
-            if inside and not (start - begin >= 0 and start - end <= GAP and stop - begin <= SPAN):
-                yield self._part(file, begin, end), inside
-                inside = []
-            if not inside:
-                begin = end = start
-            inside.append(each._replace(placed=PlacedPiece(piece, each.placed.file, offset)))
-            end = max(end, stop)
-        if inside:
-            yield self._part(file, begin, end), inside
-
-    def _part(self, file: StoredFile, begin: int, end: int) -> StoredFile:
-        return FilePart(file.part(begin, end), begin, file.size, file.modified_at)
-
     def _store_blocks(self, name: str, file: StoredFile, wanted: Iterable[_Wanted]) -> None:
         """Store those of the blocks whose bytes are right."""
+        find = functools.cache(file.find)
         batch, n_bytes = list[tuple[BlockKey, bytes]](), 0
         for version, index, placed in wanted:
+            span = span_of(version, index)
             with self._recording_errors(name, f"block {index} of {version.path}: "):
-                span = span_of(version, index)
-                batch.append((version.block(index), file.read(*file.find(placed), span.start, span.stop)))
-                n_bytes += span.size
+                batch.append((version.block(index), file.read(*find(placed), span.start, span.stop)))
+            n_bytes += span.size
             if n_bytes >= BATCH or len(batch) == MAX_IN_BATCH:
-                self._put(batch)
+                self._put(batch, n_bytes)
                 batch, n_bytes = [], 0
-        self._put(batch)
+        self._put(batch, n_bytes)
 
-    def _put(self, batch: Sequence[tuple[BlockKey, bytes]]) -> None:
+    def _put(self, batch: Sequence[tuple[BlockKey, bytes]], n_bytes: int) -> None:
         if batch:
             self._cache.put(batch, self._config.bounds, shared={key for key, _ in batch})
             self._stored += [(key, len(data)) for key, data in batch]
+        self._callback.relative_update(n_bytes)
 
     # Metadata
 

@@ -121,14 +121,16 @@ class ObjectMove:
 
         An object that is its own target, or the target of another one, is not removed.
         """
+        copy, remove, move, *_ = self._requests
         moved = [each for each in self._objects if each.source != each.target]
-        if self._requests.move is not None:
-            await self._each(moved, self._move)
+        if move is not None:
+            await self._each(moved, lambda each: move(each.source, each.target))
         else:
-            await self._each(self._objects, self._copy)
+            await self._each(self._objects, lambda each: copy(each.source, each.target))
             targets = {each.target for each in self._objects}
             if not self._failed:
-                await self._each([each for each in moved if each.source not in targets], self._remove)
+                left = [each for each in moved if each.source not in targets]
+                await self._each(left, lambda each: remove(each.source))
         if self._failed:
             await self._bring_back([each for each in moved if not each.is_missing])
 
@@ -159,16 +161,6 @@ class ObjectMove:
             return await self._requests.content(moved.source) is None
         except Exception as failure:  # of any kind: the first error is raised then
             return isinstance(failure, PermissionError)
-
-    async def _move(self, moved: MovedObject) -> None:
-        assert self._requests.move is not None
-        await self._requests.move(moved.source, moved.target)
-
-    async def _copy(self, moved: MovedObject) -> None:
-        await self._requests.copy(moved.source, moved.target)
-
-    async def _remove(self, moved: MovedObject) -> None:
-        await self._requests.remove(moved.source)
 
     async def _bring_back(self, objects: list[MovedObject]) -> None:
         """Bring all objects back and raise the error; return if all were moved and only answers were lost."""

@@ -1,4 +1,4 @@
-"""The methods of a cached filesystem that read objects and their metadata. What is cached needs no other thread."""
+"""The methods of a cached filesystem that read objects. What is cached needs no other thread."""
 
 from __future__ import annotations
 
@@ -6,26 +6,20 @@ import asyncio
 import functools
 import operator
 import os
-from collections.abc import Coroutine
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import IO, TYPE_CHECKING, Any, Literal, overload
 
 from cachedfs.common.atomic_files import filled
 from cachedfs.common.optional_imports import importing
-from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import is_pattern
-from cachedfs.core.objects import Objects
-from cachedfs.errors import ABSENT, ChecksumMismatch, ObjectChanged, ObjectExists
+from cachedfs.errors import ChecksumMismatch, ObjectChanged, ObjectExists
 from cachedfs.filesystem.cache_api import WINDOW, AnyPath
-from cachedfs.origins.base_filesystem import BaseFileSystem
+from cachedfs.filesystem.metadata_methods import MetadataMethods
 
 if TYPE_CHECKING:
     from cachedfs.core.download import Download
     from cachedfs.core.objects import Entry
-    from cachedfs.core.reader import Reader
     from cachedfs.filesystem.file import CachedFile
     from cachedfs.filesystem.write_file import WrittenFile
-
-T = TypeVar("T")
 
 
 class ObjectName(str):
@@ -41,11 +35,8 @@ def _file_class() -> type[CachedFile]:
     return CachedFile
 
 
-class ReadMethods(BaseFileSystem):
+class ReadMethods(MetadataMethods):
     """Mixin with the methods of `CachedFileSystem` that read."""
-
-    _objects: Objects
-    _reader: Reader
 
     @overload
     def open(self, path: AnyPath, mode: Literal["rb"] = "rb", *args: Any, **kwargs: Any) -> CachedFile: ...
@@ -54,66 +45,6 @@ class ReadMethods(BaseFileSystem):
     def open(self, path: AnyPath, mode: str = "rb", *args: Any, **kwargs: Any) -> Any:
         """Open an object for reading (`rb`, `r`) or writing (`wb`, `xb`), as fsspec does."""
         return super().open(ObjectName(self._strip_object(path)), mode, *args, **kwargs)
-
-    def info(self, path: AnyPath, **kwargs: Any) -> dict[str, Any]:
-        """Return the metadata of an object or folder.
-
-        No request is sent while it is younger than `max_age`. The result is a dictionary: `name`; `size` in bytes, 0
-        for a folder, None where the origin does not state it; `type`, "file" or "directory"; and the origin's own
-        details, as JSON values and datetimes. For a GCS object known only from a read, one request gets the details
-        that the read's headers lacked.
-        """
-        return self._described(path).as_info()
-
-    async def _info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
-        path = self._strip_object(path)
-        entry = self._objects.existing(path, whole=True)
-        if entry is not None:
-            return entry.object.as_info()
-        return (await self._hop(self._reader.lookups.describe(path))).as_info()
-
-    def size(self, path: AnyPath) -> int | None:
-        """Return the size in bytes: 0 for a folder, None where the origin does not state it."""
-        size: int | None = self._object(path).as_info()["size"]
-        return size
-
-    async def _size(self, path: Any) -> int | None:
-        size: int | None = (await self._object_at(path)).as_info()["size"]
-        return size
-
-    def exists(self, path: AnyPath, **kwargs: Any) -> bool:
-        """Return whether an object or folder exists; raise an error if the origin cannot tell."""
-        return self._kind(self._strip(path)) is not None
-
-    def isfile(self, path: AnyPath) -> bool:
-        """Return whether an object exists; raise an error if the origin cannot tell."""
-        return self._kind(self._strip_object(path)) == "file"
-
-    def isdir(self, path: AnyPath) -> bool:
-        """Return whether a folder exists; raise an error if the origin cannot tell."""
-        return self._kind(self._strip(path)) == "directory"
-
-    def _kind(self, path: str) -> str | None:
-        try:
-            return self._object(path).kind
-        except ABSENT:
-            return None
-
-    def _exists_in_cache(self, path: str) -> bool:
-        entry = self._objects.fresh(path)
-        return entry is not None and entry.info is not None
-
-    async def _isfile(self, path: Any) -> bool:
-        return await self._kind_at(self._strip_object(path)) == "file"
-
-    async def _kind_of(self, path: Any) -> str | None:
-        return await self._kind_at(self._strip(path))
-
-    async def _kind_at(self, path: str) -> str | None:
-        try:
-            return (await self._object_at(path)).kind
-        except ABSENT:
-            return None
 
     def cat_file(
         self, path: AnyPath, start: int | None = None, end: int | None = None, **kwargs: Any
@@ -230,8 +161,11 @@ class ReadMethods(BaseFileSystem):
             return _file_class()(self, path, self._reader, entry, download)
         if block_size is not None:
             kwargs["block_size"] = block_size
-        if "x" in mode:
-            self._must_be_new(path)
+        if "x" in mode:  # an inner filesystem may notice only at close that it exists
+            self.invalidate_cache(path)
+            if self._kind(path) is not None:
+                url = self.unstrip_protocol(path)
+                raise ObjectExists(f"{url}: exists already; mode 'w' would replace it")
         with importing():
             from cachedfs.filesystem.write_file import WrittenFile
         return WrittenFile(self, path, mode, autocommit=autocommit, **kwargs)
@@ -271,20 +205,9 @@ class ReadMethods(BaseFileSystem):
             data = cached(nowait=True)
         except BlockingIOError:  # on disk but not in the page cache: do not block the caller's loop
             data = await asyncio.to_thread(cached)
-        return (
-            data
-            if data is not None
-            else await self._hop(self._reader.collect(entry, start, stop, download, **more))
-        )
-
-    def _must_be_new(self, path: str) -> None:
-        """Raise ObjectExists if `path` exists at the origin now.
-
-        An inner filesystem may notice that only at close.
-        """
-        self.invalidate_cache(path)
-        if self._kind(path) is not None:
-            raise ObjectExists(f"{self.unstrip_protocol(path)}: exists already; mode 'w' would replace it")
+        if data is not None:
+            return data
+        return await self._hop(self._reader.collect(entry, start, stop, download, **more))
 
     async def _get_one(self, rpath: Any, lpath: Any, callback: Any) -> None:
         path = self._strip_object(rpath)
@@ -316,66 +239,6 @@ class ReadMethods(BaseFileSystem):
                 file.seek(begin)
                 file.truncate()
                 callback.absolute_update(0)
-
-    # Metadata of one object.
-
-    def ukey(self, path: AnyPath) -> str | None:
-        """Return the fingerprint of an object: a text that changes whenever its bytes may have changed.
-
-        None where the origin gives no way to tell versions apart.
-        """
-        return self._object(path).fingerprint
-
-    def checksum(self, path: AnyPath) -> str | None:
-        """Return the fingerprint, as `ukey` does."""
-        return self.ukey(path)
-
-    def created(self, path: AnyPath) -> Any:
-        """Return when the object was created, by the origin's clock: a datetime with a time zone."""
-        return self._time(path, "created", ("ctime", "created"))
-
-    def modified(self, path: AnyPath) -> Any:
-        """Return when the object was last written, by the origin's clock: a datetime with a time zone."""
-        return self._time(path, "modified", ("mtime", "modified"))
-
-    def _time(self, path: Any, method: str, names: tuple[str, ...]) -> Any:
-        details = self._described(path).details
-        for name in names:
-            if hasattr(details.get(name), "isoformat"):
-                return details[name]
-        path = self._strip_object(path)
-        return self._run(self._objects.origin(path).call(method, path))
-
-    def _object(self, path: Any) -> ObjectInfo:
-        path = self._strip_object(path)
-        entry = self._objects.existing(path)
-        return entry.object if entry is not None else self._run(self._reader.lookups.info(path))
-
-    async def _object_at(self, path: Any) -> ObjectInfo:
-        path = self._strip_object(path)
-        entry = self._objects.existing(path)
-        return entry.object if entry is not None else await self._hop(self._reader.lookups.info(path))
-
-    def _described(self, path: Any) -> ObjectInfo:
-        path = self._strip_object(path)
-        entry = self._objects.existing(path, whole=True)
-        return entry.object if entry is not None else self._run(self._reader.lookups.describe(path))
-
-    def sign(self, path: Any, expiration: int = 100, **kwargs: Any) -> Any:
-        """Return a signed URL that opens the object for `expiration` seconds without an account.
-
-        Raises NotImplementedError at Google Drive, AccessDenied for credentials that cannot sign.
-        """
-        path = self._strip_object(path)
-        return self._run(self._objects.origin(path).call("sign", path, expiration=expiration, **kwargs))
-
-    # On the engine's event loop.
-
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self._objects.engine.run(coroutine)
-
-    async def _hop(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return await self._objects.engine.await_on_loop(coroutine)
 
 
 def _each(value: Any, paths: Any) -> list[Any]:

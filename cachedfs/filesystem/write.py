@@ -11,36 +11,29 @@ import contextlib
 import errno
 import functools
 import io
-import math
 import os
 import shutil
 import stat
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
-from typing import IO, TYPE_CHECKING, Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from fsspec.asyn import _run_coros_in_chunks
 from fsspec.callbacks import DEFAULT_CALLBACK
 
-from cachedfs.common.clock import clock
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import AnyVersion, ObjectInfo
 from cachedfs.common.urls import LOCAL_PROTOCOLS, before_magic, folder_of, is_pattern, without_slash
 from cachedfs.core import write_through
+from cachedfs.filesystem.metadata_methods import MetadataMethods
 from cachedfs.origins.base import Uploader
 from cachedfs.origins.base_filesystem import BaseFileSystem
 
-if TYPE_CHECKING:
-    from cachedfs.core.reader import Reader
-
 _ONE_CALL = 8 << 20  # bytes of a file that is sent in one call, and so is in memory
-_QUOTA_S = 60.0  # for which a storage quota is used
 
 
-class WriteMethods(BaseFileSystem):
+class WriteMethods(MetadataMethods):
     """Mixin with the methods of `CachedFileSystem` that write."""
-
-    _reader: Reader
 
     async def _pipe_file(self, path: Any, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
         path = self._strip_object(path)
@@ -64,7 +57,7 @@ class WriteMethods(BaseFileSystem):
                 shutil.copyfileobj(data, file)
 
         # Made first: making it takes a thread, and many writes at once may take them all.
-        await self._hop(self._reader.objects.origin(path).filesystem())
+        await self._hop(self._objects.origin(path).filesystem())
         await asyncio.to_thread(write)
 
     async def _put_file(
@@ -102,13 +95,12 @@ class WriteMethods(BaseFileSystem):
     async def _send_async(
         self, path: Any, file: BinaryIO, replaces: ObjectInfo | AnyVersion | None, mtime_ns: int | None
     ) -> ObjectInfo:
-        path, objects = self._strip_object(path), self._reader.objects
+        path, objects = self._strip_object(path), self._objects
         origin = objects.origin(path)
         info: ObjectInfo
         if isinstance(origin, Uploader):
-            info = await self._hop(
-                write_through.upload(objects, origin, path, file, replaces=replaces, mtime_ns=mtime_ns)
-            )
+            upload = write_through.upload(objects, origin, path, file, replaces=replaces, mtime_ns=mtime_ns)
+            info = await self._hop(upload)
             return info
         await self._hop(write_through.check(objects, path, replaces))
         size = await asyncio.to_thread(file.seek, 0, os.SEEK_END)
@@ -122,20 +114,18 @@ class WriteMethods(BaseFileSystem):
         info = await self._hop(write_through.look_up(objects, path))
         return info
 
-    def _free_space(self, path: Any) -> tuple[int, int] | None:
-        """Return the limit and the free bytes of the account's storage quota; None without one, or if it is not known.
+    def mv(
+        self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
+    ) -> None:
+        """Move an object, or with `recursive` a folder.
 
-        Asks the origin at most once in 60 s, and raises no error.
+        If an object of several cannot be moved, the others are brought back, and the error names it. Where the inner
+        filesystem renames folders itself, this calls its `mv`. Object stores are asked to move each object, or to copy
+        it; then exactly what was copied is removed.
         """
-        top = self._strip_object(path).partition("/")[0]
-        known: dict[str, tuple[float, tuple[int, int] | None]] = self.__dict__.setdefault("_quotas", {})
-        asked_at, quota = known.get(top, (-math.inf, None))
-        if not 0 <= clock.now() - asked_at < _QUOTA_S:
-            quota = None
-            with contextlib.suppress(Exception):  # whatever is wrong, a read or a write will say it
-                quota = self._run(self._reader.objects.origin(path).storage_quota(top))
-            known[top] = clock.now(), quota
-        return quota
+        with importing():
+            from cachedfs.filesystem.mover import Mover
+        Mover(self).mv(_one_or_list(path1), path2, recursive, maxdepth, **kwargs)
 
     async def _rm_file(self, path: Any, **kwargs: Any) -> None:
         path = self._strip_object(path)
@@ -144,7 +134,7 @@ class WriteMethods(BaseFileSystem):
     async def _rm(
         self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
     ) -> None:
-        path = (self._strip if recursive else self._strip_object)(one_or_list(path))
+        path = (self._strip if recursive else self._strip_object)(_one_or_list(path))
         paths = path if isinstance(path, list) else [path]
         if any(map(is_pattern, paths)):
             await self._rm_matches(paths, recursive, maxdepth)
@@ -160,7 +150,7 @@ class WriteMethods(BaseFileSystem):
             self._expire_listing(path, recursive)
         limited = recursive and maxdepth is not None
         found = await self._expand_path(paths, limited, maxdepth if limited else None)
-        inner = await self._hop(self._reader.objects.origin(paths[0]).filesystem())
+        inner = await self._hop(self._objects.origin(paths[0]).filesystem())
         folders = recursive and isinstance(inner, BaseFileSystem)
         names = [path for path in found if not limited and (folders or not is_pattern(path))]
         if names:
@@ -216,7 +206,7 @@ class WriteMethods(BaseFileSystem):
         if self._is_local and await asyncio.to_thread(_is_other_file, source, target):
             with importing():
                 from cachedfs.origins.origin_errors import mapped
-            with mapped(self._reader.objects.url(source), "reading it"):
+            with mapped(self._objects.url(source), "reading it"):
                 opened = functools.partial(io.FileIO, source)
                 # A transaction delays no copy, as at other origins: a move removes the source right after it.
                 await self._write_by_open(target, "overwrite", opened, autocommit=True)
@@ -245,7 +235,7 @@ class WriteMethods(BaseFileSystem):
         """Return whether `path` is a folder, from metadata checked after `since` or by asking the origin."""
         if path != without_slash(path):
             return False
-        entry = self._reader.objects.known(path)
+        entry = self._objects.known(path)
         if entry is None or entry.info is None or entry.asked_at < since:
             return bool(await self._isdir(path))
         return entry.info.kind == "directory"
@@ -280,9 +270,7 @@ class WriteMethods(BaseFileSystem):
     async def _write(
         self, paths: list[str], method: str, *args: Any, tree: bool = False, **options: Any
     ) -> Any:
-        return await self._hop(
-            write_through.call(self._reader.objects, paths, method, *args, tree=tree, **options)
-        )
+        return await self._hop(write_through.call(self._objects, paths, method, *args, tree=tree, **options))
 
 
 def _is_other_file(source: Any, target: str) -> bool:
@@ -290,5 +278,5 @@ def _is_other_file(source: Any, target: str) -> bool:
     return os.path.isfile(source) and not (os.path.exists(target) and os.path.samefile(source, target))
 
 
-def one_or_list(path: Any) -> Any:
+def _one_or_list(path: Any) -> Any:
     return path if isinstance(path, str | os.PathLike) else list(path)

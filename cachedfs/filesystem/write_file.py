@@ -82,7 +82,7 @@ class WrittenFile(DiscardableFile):
             self._is_begun = True
             if isinstance(data, bytes | bytearray):
                 _warn_if_not_compressed(self._url, bytes(data[:6]))
-        with self._mapped_errors("writing it"):
+        with self._writing():
             return int(self._inner.write(data))
 
     def read(self, size: int = -1, /) -> bytes:
@@ -94,7 +94,17 @@ class WrittenFile(DiscardableFile):
     def flush(self, force: bool = False) -> None:
         # Also called by the garbage collector for a file whose `__init__` failed.
         if not self.closed and "_inner" in self.__dict__ and not self._inner.closed:
-            self._inner.flush()
+            with self._writing():
+                self._inner.flush()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        is_new = self.mode in _NEW
+        with (
+            self._discarded_on_error() if is_new else contextlib.nullcontext(),
+            self._mapped_errors("writing it"),
+        ):
+            yield
 
     def _finish(self) -> None:
         if "_inner" in self.__dict__:
@@ -193,8 +203,6 @@ def _opened(fs: AbstractFileSystem, path: str, mode: str, *, autocommit: bool, *
 
     if autocommit and protocol != "memory":
         return opened()
-    if autocommit and "x" in mode and inner.exists(path):
-        raise ObjectExists(f"{fs.unstrip_protocol(path)}: exists already; mode 'wb' would replace it")
 
     def send(data: Any) -> None:
         with opened() as file:

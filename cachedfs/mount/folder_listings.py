@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Hashable, Mapping
 from threading import Lock
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from cachedfs.mount.names import MAX_BYTES, file_name, with_id
 logger = logging.getLogger("cachedfs.mount")
 _UTF8 = 4  # most bytes of a character
 _LISTED = 8  # folders whose listings are kept
+_BEGAN_NS = time.time_ns()  # the time of files and folders that have none
 
 
 class Known(NamedTuple):
@@ -25,6 +27,10 @@ class Known(NamedTuple):
     size: int | None
     mtime_ns: int
     version: Hashable
+
+
+FOLDER = Known(None, _BEGAN_NS, None)
+"""A folder of which nothing else is known."""
 
 
 class ExportedSize(NamedTuple):
@@ -49,9 +55,8 @@ class _Listed(NamedTuple):
 class FolderListings:
     """The files of the last listed folders. Threads may call it at once."""
 
-    def __init__(self, fs: CachedFileSystem, began_ns: int) -> None:
-        """Create it; `began_ns` is the time of files and folders that have none."""
-        self._fs, self._began_ns = fs, began_ns
+    def __init__(self, fs: CachedFileSystem) -> None:
+        self._fs = fs
         self._lock = Lock()
         self._listed: dict[str, _Listed] = {}  # by object path of the folder
 
@@ -67,7 +72,7 @@ class FolderListings:
             path = info.path.rstrip("/")
             if path == folder or not (name := path.rpartition("/")[2]):
                 continue  # nothing that a file system can show
-            for each, known in _items(name, info, self._began_ns):
+            for each, known in _items(name, info):
                 shown = file_name(each)
                 if len(shown) > MAX_BYTES // _UTF8 and len(os.fsencode(shown)) > MAX_BYTES:
                     logger.warning("left out of %s: %s: the name is too long for a file system", folder, each)
@@ -88,31 +93,29 @@ class FolderListings:
         return kept.files if self._fs._is_current(folder, kept.listing) else None
 
 
-def _items(name: str, info: ObjectInfo, began_ns: int) -> list[tuple[str, Known | None]]:
+def _items(name: str, info: ObjectInfo) -> list[tuple[str, Known | None]]:
     """Return all items that have this name: usually one."""
-    items = [(name, known_of(info, began_ns))]
+    items = [(name, known_of(info))]
     for id, kind in info.details.get("same_name", {}).items():
         is_folder = kind == "directory"
-        items.append(
-            (with_id(name, id, is_folder=is_folder), Known(None, began_ns, None) if is_folder else None)
-        )
+        items.append((with_id(name, id, is_folder=is_folder), FOLDER if is_folder else None))
     return items
 
 
-def known_of(info: ObjectInfo, began_ns: int) -> Known | None:
+def known_of(info: ObjectInfo) -> Known | None:
     """Return what metadata says; None for a file without a known size."""
-    mtime_ns = mtime_ns_of(info.details, began_ns)
+    mtime_ns = mtime_ns_of(info.details)
     if info.kind == "directory":
         return Known(None, mtime_ns, None)
-    return None if info.size is None else Known(info.size, mtime_ns, version_of(info, began_ns))
+    return None if info.size is None else Known(info.size, mtime_ns, version_of(info))
 
 
-def version_of(info: ObjectInfo, began_ns: int) -> Hashable:
+def version_of(info: ObjectInfo) -> Hashable:
     """Return the fingerprint, or what tells versions apart where there is none."""
-    return info.fingerprint or (info.size, mtime_ns_of(info.details, began_ns))
+    return info.fingerprint or (info.size, mtime_ns_of(info.details))
 
 
-def mtime_ns_of(info: Mapping[str, Any], default: int) -> int:
+def mtime_ns_of(info: Mapping[str, Any], default: int = _BEGAN_NS) -> int:
     """Return when an object was last written, in nanoseconds.
 
     This is the time that its writer kept with it, else that of the origin.

@@ -31,10 +31,6 @@ def call(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
     return found if isinstance(found, KernelAnswer) else KernelAnswer(found or b"")
 
 
-def _lookup(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
-    return _inode_answer(mount, mount.lookup(request.node, _name(request.body)))
-
-
 def _inode_answer(
     mount: MountOperations, entry: NameEntry, more: bytes = b"", undo: Callable[[], object] = lambda: None
 ) -> KernelAnswer:
@@ -47,19 +43,11 @@ def _inode_answer(
     return KernelAnswer(protocol.entry_reply(entry) + more, not_taken)
 
 
-def _forget(mount: MountOperations, request: KernelRequest) -> None:
-    mount.forget(request.node, *protocol.UINT64.unpack_from(request.body))
-
-
 def _forget_many(mount: MountOperations, request: KernelRequest) -> None:
     n, _ = protocol.OPEN.unpack_from(request.body)
     one = protocol.FORGET_ONE
     for number, n_lookups in one.iter_unpack(request.body[8 : 8 + n * one.size]):
         mount.forget(number, n_lookups)
-
-
-def _getattr(mount: MountOperations, request: KernelRequest) -> bytes:
-    return protocol.attributes_reply(mount.getattr(request.node))
 
 
 def _setattr(mount: MountOperations, request: KernelRequest) -> bytes:
@@ -75,38 +63,28 @@ def _setattr(mount: MountOperations, request: KernelRequest) -> bytes:
 
 def _open(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
     flags, _ = protocol.OPEN.unpack_from(request.body)
-    opened = mount.open(request.node, flags, request.thread)
-    return KernelAnswer(protocol.opened_reply(opened), lambda: mount.release(opened.handle))
+    opened = mount.files.open(request.node, flags, request.thread)
+    return KernelAnswer(protocol.opened_reply(opened), lambda: mount.files.release(opened.handle))
 
 
 def _create(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
     flags, *_ = protocol.CREATE.unpack_from(request.body)
     name = _name(request.body[protocol.CREATE.size :])
     entry, opened = mount.create(request.node, name, flags, request.thread)
-    return _inode_answer(mount, entry, protocol.opened_reply(opened), lambda: mount.release(opened.handle))
+    return _inode_answer(
+        mount, entry, protocol.opened_reply(opened), lambda: mount.files.release(opened.handle)
+    )
 
 
 def _read(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
     handle, offset, size, *_ = protocol.READ.unpack_from(request.body)
-    return KernelAnswer(mount.read(handle, size, offset))
+    return KernelAnswer(mount.files.read(handle, size, offset))
 
 
 def _write(mount: MountOperations, request: KernelRequest) -> bytes:
     handle, offset, size, *_ = protocol.READ.unpack_from(request.body)
     data = request.body[protocol.READ.size :][:size]
-    return protocol.written_reply(mount.write(handle, data, offset))
-
-
-def _flush(mount: MountOperations, request: KernelRequest) -> None:
-    mount.flush(*protocol.UINT64.unpack_from(request.body), request.thread)
-
-
-def _fsync(mount: MountOperations, request: KernelRequest) -> None:
-    mount.fsync(*protocol.UINT64.unpack_from(request.body))
-
-
-def _release(mount: MountOperations, request: KernelRequest) -> None:
-    mount.release(*protocol.UINT64.unpack_from(request.body))
+    return protocol.written_reply(mount.files.write(handle, data, offset))
 
 
 def _opendir(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
@@ -138,20 +116,8 @@ def _readdir(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
     return KernelAnswer(b"".join(found), take_back)
 
 
-def _releasedir(mount: MountOperations, request: KernelRequest) -> None:
-    mount.releasedir(*protocol.UINT64.unpack_from(request.body))
-
-
 def _mkdir(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
     return _inode_answer(mount, mount.mkdir(request.node, _name(request.body[protocol.MKDIR.size :])))
-
-
-def _unlink(mount: MountOperations, request: KernelRequest) -> None:
-    mount.unlink(request.node, _name(request.body))
-
-
-def _rmdir(mount: MountOperations, request: KernelRequest) -> None:
-    mount.rmdir(request.node, _name(request.body))
 
 
 def _rename(mount: MountOperations, request: KernelRequest) -> None:
@@ -165,10 +131,6 @@ def _rename(mount: MountOperations, request: KernelRequest) -> None:
     mount.rename(request.node, old, new_parent, new, flags)
 
 
-def _statfs(mount: MountOperations, request: KernelRequest) -> bytes:
-    return protocol.space_reply(mount.statfs(), MAX_BYTES)
-
-
 def _refuse(mount: MountOperations, request: KernelRequest) -> None:
     raise OSError(errno.EPERM, "objects have no links, devices or pipes")
 
@@ -177,12 +139,36 @@ def _name(body: memoryview) -> str:
     return os.fsdecode(protocol.names_of(body)[0])
 
 
-_CALLS: dict[int, Callable[[MountOperations, KernelRequest], KernelAnswer | bytes | None]] = {
-    Code.LOOKUP: _lookup, Code.FORGET: _forget, Code.BATCH_FORGET: _forget_many,
-    Code.GETATTR: _getattr, Code.SETATTR: _setattr,
-    Code.OPEN: _open, Code.CREATE: _create, Code.READ: _read, Code.WRITE: _write,
-    Code.FLUSH: _flush, Code.FSYNC: _fsync, Code.RELEASE: _release,
-    Code.OPENDIR: _opendir, Code.READDIR: _readdir, Code.READDIRPLUS: _readdir, Code.RELEASEDIR: _releasedir,
-    Code.MKDIR: _mkdir, Code.UNLINK: _unlink, Code.RMDIR: _rmdir, Code.RENAME: _rename, Code.RENAME2: _rename,
-    Code.STATFS: _statfs, Code.SYMLINK: _refuse, Code.LINK: _refuse, Code.MKNOD: _refuse,
-}  # fmt: skip
+def _number(request: KernelRequest) -> int:
+    """Return the number with which a request begins: a handle, or a count."""
+    return int(protocol.UINT64.unpack_from(request.body)[0])
+
+
+_Call = Callable[[MountOperations, KernelRequest], KernelAnswer | bytes | None]
+_CALLS: dict[int, _Call] = {
+    Code.LOOKUP: lambda mount, asked: _inode_answer(mount, mount.lookup(asked.node, _name(asked.body))),
+    Code.FORGET: lambda mount, asked: mount.forget(asked.node, _number(asked)),
+    Code.BATCH_FORGET: _forget_many,
+    Code.GETATTR: lambda mount, asked: protocol.attributes_reply(mount.getattr(asked.node)),
+    Code.SETATTR: _setattr,
+    Code.OPEN: _open,
+    Code.CREATE: _create,
+    Code.READ: _read,
+    Code.WRITE: _write,
+    Code.FLUSH: lambda mount, asked: mount.files.flush(_number(asked), asked.thread),
+    Code.FSYNC: lambda mount, asked: mount.files.fsync(_number(asked)),
+    Code.RELEASE: lambda mount, asked: mount.files.release(_number(asked)),
+    Code.OPENDIR: _opendir,
+    Code.READDIR: _readdir,
+    Code.READDIRPLUS: _readdir,
+    Code.RELEASEDIR: lambda mount, asked: mount.releasedir(_number(asked)),
+    Code.MKDIR: _mkdir,
+    Code.UNLINK: lambda mount, asked: mount.unlink(asked.node, _name(asked.body)),
+    Code.RMDIR: lambda mount, asked: mount.rmdir(asked.node, _name(asked.body)),
+    Code.RENAME: _rename,
+    Code.RENAME2: _rename,
+    Code.STATFS: lambda mount, asked: protocol.space_reply(mount.statfs(), MAX_BYTES),
+    Code.SYMLINK: _refuse,
+    Code.LINK: _refuse,
+    Code.MKNOD: _refuse,
+}

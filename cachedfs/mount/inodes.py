@@ -6,13 +6,14 @@ another inode. Only a file that is written here changes its inode, as on a local
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Hashable, Iterator
-from contextlib import AbstractContextManager
 from itertools import count
-from typing import Any
+from threading import RLock
 
+from cachedfs.mount.folder_listings import FOLDER
 from cachedfs.mount.fuse_protocol import ROOT
-from cachedfs.mount.local_files import LocalFile
+from cachedfs.mount.local_file import LocalFile
 from cachedfs.mount.names import moved
 
 _MOST_RETIRED = 10_000
@@ -33,17 +34,21 @@ class Inode:
         self.n_lookups = self.n_reading = 0
 
 
+class StaleInode(OSError):
+    """The error at which Linux looks a path up and opens it again, unseen by the program."""
+
+
 class InodeTable:
     """All inodes by number, and the current one of each path. Threads may use it at once."""
 
-    def __init__(self, root: str, mtime_ns: int, lock: AbstractContextManager[Any]) -> None:
-        """Create it with the inode of the folder `root`. `lock` is reentrant."""
-        self._lock = lock
+    def __init__(self, root: str) -> None:
+        """Create it with the inode of the folder `root`."""
+        self.lock = RLock()  # while it is held, no inode changes
         self._numbers = count(ROOT)
         self._inodes: dict[int, Inode] = {}
         self._current: dict[str, Inode] = {}
         self._retired: set[str] = set()
-        self.looked_up(root, None, mtime_ns, None)
+        self.looked_up(root, *FOLDER)
 
     def __getitem__(self, number: int) -> Inode:
         return self._inodes[number]
@@ -56,7 +61,7 @@ class InodeTable:
 
         It becomes the current one, unless the file is being written here.
         """
-        with self._lock:
+        with self.lock:
             inode = self._current.get(path)
             is_written = inode is not None and inode.local is not None and inode.local.is_being_written
             if inode is None or (
@@ -66,19 +71,17 @@ class InodeTable:
             inode.n_lookups += 1
             return inode
 
-    def made(self, path: str, local: LocalFile) -> Inode:
+    def made(self, path: str, mtime_ns: int) -> Inode:
         """Return the inode of a file that is made here, and count one lookup. It becomes the current one."""
-        with self._lock:
-            inode = self._make(path, 0, local.mtime_ns, local)
-            inode.local, inode.n_lookups = local, 1
+        with self.lock:
+            inode = self._make(path, 0, mtime_ns, object())
+            inode.n_lookups = 1
             return inode
 
-    def replaced(self, inode: Inode, local: LocalFile) -> Inode:
-        """Return another inode of the same version, which becomes the current one, and is to be written."""
-        with self._lock:
-            new = self._make(inode.path, inode.size, inode.mtime_ns, inode.version)
-            new.local = local
-            return new
+    def replaced(self, inode: Inode) -> Inode:
+        """Return another inode of the same version, which becomes the current one."""
+        with self.lock:
+            return self._make(inode.path, inode.size, inode.mtime_ns, inode.version)
 
     def _make(self, path: str, size: int | None, mtime_ns: int, version: Hashable) -> Inode:
         inode = Inode(next(self._numbers), path, size, mtime_ns, version)
@@ -88,23 +91,28 @@ class InodeTable:
 
     def told(self, inode: Inode) -> Inode:
         """Count one more lookup that returned this inode to the kernel."""
-        with self._lock:
+        with self.lock:
             inode.n_lookups += 1
             self._inodes[inode.number] = inode
             return inode
 
     def retire(self, path: str, inode: Inode | None) -> None:
         """Have the next lookup of a path make another inode than this one, which belongs to the files that are open."""
-        with self._lock:
+        with self.lock:
             if self._current.get(path) is inode:
                 self._current.pop(path, None)
                 if len(self._retired) >= _MOST_RETIRED:
                     self._retired.clear()  # names that nobody looked up again
                 self._retired.add(path)
 
+    def stale(self, path: str, inode: Inode | None, why: str) -> StaleInode:
+        """Return the error for an inode that is no longer the one of its path; the next lookup gives another."""
+        self.retire(path, inode)
+        return StaleInode(errno.ESTALE, why)
+
     def remove(self, path: str) -> None:
         """Let a path have no inode; the one it had belongs to the files that are open."""
-        with self._lock:
+        with self.lock:
             self._current.pop(path, None)
 
     def is_retired(self, path: str) -> bool:
@@ -113,25 +121,22 @@ class InodeTable:
 
     def forget(self, number: int, n_lookups: int) -> None:
         """Drop an inode once the kernel has forgotten each lookup that returned it."""
-        with self._lock:
+        with self.lock:
             inode = self._inodes[number]
             inode.n_lookups -= n_lookups
-            self._drop_unused(inode)
+            self.drop_unused(inode)
 
     def drop_unused(self, inode: Inode) -> None:
         """Drop an inode that is not open, if the kernel has forgotten it."""
-        with self._lock:
-            self._drop_unused(inode)
-
-    def _drop_unused(self, inode: Inode) -> None:
-        if inode.n_lookups <= 0 and not inode.n_reading and inode.local is None:
-            self._inodes.pop(inode.number, None)
-            if self._current.get(inode.path) is inode:
-                del self._current[inode.path]
+        with self.lock:
+            if inode.n_lookups <= 0 and not inode.n_reading and inode.local is None:
+                self._inodes.pop(inode.number, None)
+                if self._current.get(inode.path) is inode:
+                    del self._current[inode.path]
 
     def move(self, source: str, target: str) -> None:
         """Give the inodes at and below `source` their paths at and below `target`; what was there is retired."""
-        with self._lock:
+        with self.lock:
             self._current.pop(target, None)
             self._retired.discard(target)
             for inode in [*self._below(source)]:
@@ -139,6 +144,8 @@ class InodeTable:
                 if is_current:
                     del self._current[inode.path]
                 inode.path = moved(inode.path, source, target)
+                if inode.local is not None:
+                    inode.local.path = inode.path
                 if is_current:
                     self._current[inode.path] = inode
 

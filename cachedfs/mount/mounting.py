@@ -71,15 +71,7 @@ def serve(
         raise ImportError(
             "mounting needs Linux, also in a virtual machine, Docker or WSL 2; on other systems read by URL"
         )
-    operations = MountOperations(
-        fs,
-        root,
-        is_writable=is_writable,
-        uid=uid,
-        gid=gid,
-        temporary=temporary,
-        process_of=_process_of,
-    )
+    operations = MountOperations(fs, root, is_writable=is_writable, uid=uid, gid=gid, temporary=temporary)
     name = fs.unstrip_protocol(root).replace("\\", "\\\\").replace(",", "\\,")
     options = ["rw" if is_writable else "ro", "default_permissions", f"fsname={name}", "subtype=cachedfs"]
     session = FuseSession(operations, folder, [*options, *(["allow_other"] if allow_other else [])])
@@ -89,14 +81,7 @@ def serve(
     finally:
         for number, handler in before:
             signal.signal(number, handler)
-        operations.end()
-
-
-def _process_of(thread: int) -> int:
-    """Return the process of a thread: Linux names the thread that makes a call."""
-    with contextlib.suppress(OSError), open(f"/proc/{thread}/status") as file:
-        return int(next(line for line in file if line.startswith("Tgid:")).split()[1])
-    return thread
+        operations.written.report_unsent()
 
 
 def unmount(folder: str) -> None:

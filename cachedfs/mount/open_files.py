@@ -1,33 +1,26 @@
-"""The files that programs have open in a mounted folder, and what is sent of them when."""
+"""The files that programs have open in a mounted folder."""
 
 from __future__ import annotations
 
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from itertools import count
-from threading import RLock, Timer
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from cachedfs.common.clock import clock
-from cachedfs.common.types import ANY_VERSION, ObjectInfo
-from cachedfs.errors import ObjectChanged, ObjectExists
+from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.filesystem.file import CachedFile
-from cachedfs.mount.folder_listings import ExportedSize, version_of
+from cachedfs.mount.folder_listings import ExportedSize
 from cachedfs.mount.fuse_protocol import Opened
 from cachedfs.mount.inodes import Inode, InodeTable
-from cachedfs.mount.local_files import LocalFile, LocalFiles, State, now_ns
+from cachedfs.mount.local_file import LocalFile, State
+from cachedfs.mount.reported_errors import reported
+from cachedfs.mount.written_files import WrittenFiles
 
 _DOCUMENT_S = 10.0
-_RESERVED_S = 5.0  # for which an inode waits for its writer
 _FIRST_HANDLE = 1 << 32  # so that no handle has the number of an inode
-
-
-class StaleInode(OSError):
-    """The error at which Linux looks a path up and opens it again, unseen by the program."""
 
 
 class _Handle(NamedTuple):
@@ -41,50 +34,41 @@ class _Handle(NamedTuple):
 
 
 class OpenFiles:
-    """The open files of a mount, by handle. Thread-safe; `lock` is that of the inodes.
+    """The open files of a mount, by handle. Thread-safe.
 
-    A file that is open for reading is one version of an object, in an inode of its own. A file that is open for writing is
-    local until it is closed or synced, and is then sent as a whole. `process_of` returns the process of a thread. An absence
-    is known for `kept_s`.
+    A file that is open for reading is one version of an object, in an inode of its own. Of a file that is open for writing,
+    `WrittenFiles` has the local copy.
     """
 
-    def __init__(
-        self,
-        fs: CachedFileSystem,
-        inodes: InodeTable,
-        local_files: LocalFiles,
-        lock: RLock,
-        *,
-        began_ns: int,
-        kept_s: float,
-        process_of: Callable[[int], int],
-    ) -> None:
-        self._fs, self._inodes, self._local_files, self._lock = fs, inodes, local_files, lock
-        self._began_ns, self._kept_s, self._process_of = began_ns, kept_s, process_of
+    def __init__(self, fs: CachedFileSystem, inodes: InodeTable, written: WrittenFiles) -> None:
+        self._fs, self._inodes, self._written, self._lock = fs, inodes, written, inodes.lock
         self._handles: dict[int, _Handle] = {}
         self._numbers = count(_FIRST_HANDLE)
-        self._reserved: dict[int, list[Timer]] = {}  # by number of an inode that waits for writers
         self._documents: dict[str, tuple[bytes, float]] = {}  # with the time when each expires
 
     def next_number(self) -> int:
         """Return a number for a handle, also of a folder."""
         return next(self._numbers)
 
-    def path_of(self, handle: int) -> str | None:
-        """Return the path of an open file; None if no file has this handle."""
-        found = self._handles.get(handle)
-        return None if found is None else found.inode.path
+    def _subject(self, number: int, *_: object) -> str:
+        """Return what a call is about, for messages: the path of its handle or inode."""
+        handle = self._handles.get(number)
+        with suppress(KeyError):
+            return self._inodes[number].path if handle is None else handle.inode.path
+        return "?"
 
-    def open(self, inode: Inode, flags: int, thread: int) -> Opened:
+    @reported
+    def open(self, number: int, flags: int, thread: int) -> Opened:
+        inode = self._inodes[number]
         if flags & os.O_ACCMODE != os.O_RDONLY:
-            local = self._opened_local(inode, is_empty=bool(flags & os.O_TRUNC))
-            return self._opened(_Handle(inode, local, True, self._process_of(thread)))
+            local = self._written.open(inode, is_empty=bool(flags & os.O_TRUNC))
+            return self._opened(_Handle(inode, local, True, _process_of(thread)))
         with self._lock:
             is_current = self._inodes.current(inode.path) is inode
             if inode.local is not None and (is_current or inode.local.is_being_written):
-                return self._opened(_Handle(inode, self._local_files.join(inode.local, is_writing=False)))
+                return self._opened(_Handle(inode, inode.local.join(is_writing=False)))
             if not is_current:
-                raise self._stale(inode.path, inode, "it was replaced since it was looked up")
+                raise self._inodes.stale(inode.path, inode, "it was replaced since it was looked up")
             inode.n_reading += 1
         try:
             return self._open_version(inode)
@@ -96,11 +80,6 @@ class OpenFiles:
         with self._lock:
             inode.n_reading -= 1
             self._inodes.drop_unused(inode)
-
-    def _stale(self, path: str, inode: Inode | None, why: str) -> StaleInode:
-        """Return the error for an inode that is no longer the one of its path; the next lookup gives another."""
-        self._inodes.retire(path, inode)
-        return StaleInode(errno.ESTALE, why)
 
     def _open_version(self, inode: Inode) -> Opened:
         path = inode.path
@@ -119,117 +98,13 @@ class OpenFiles:
                 raise
         except ObjectChanged as error:
             self._fs._objects.expire(path)
-            raise self._stale(path, inode, str(error)) from error
+            raise self._inodes.stale(path, inode, str(error)) from error
         return self._opened(_Handle(inode, file), keeps_pages=fingerprint is not None)
 
     def create(self, path: str, flags: int, thread: int) -> tuple[Inode, Opened]:
+        inode, local = self._written.create(path, flags)
         is_new = bool(flags & os.O_EXCL)
-        base: Any = ANY_VERSION
-        if is_new or not flags & os.O_TRUNC:
-            base = None if is_new and self._was_absent(path) else self.now(path)
-            if base is not None and is_new:
-                raise OSError(errno.EEXIST, "another machine has made it")
-            if base is not None:
-                raise self._stale(path, None, "another machine has made it")
-        with self._lock:
-            inode = self._inodes.current(path)
-            is_joined = inode is not None and inode.local is not None
-            if inode is not None and inode.local is not None:
-                if is_new:
-                    raise OSError(errno.EEXIST, "another program has made it")
-                local = self._local_files.join(inode.local, is_writing=True)
-                self._inodes.told(inode)
-            else:
-                local = self._local_files.open(path, base, now_ns())
-                inode = self._inodes.made(path, local)
-        if is_joined and flags & os.O_TRUNC:
-            local.empty()
-        opened = self._opened(_Handle(inode, local, True, self._process_of(thread), is_new))
-        return inode, opened
-
-    def _was_absent(self, path: str) -> bool:
-        """Return whether the origin has just said that there is no such object; the upload compares again."""
-        entry = self._fs._objects.known(path)
-        return entry is not None and entry.info is None and clock.now() - entry.asked_at < self._kept_s
-
-    def now(self, path: str) -> ObjectInfo | None:
-        """Ask the origin which version of an object there is now; return None for none."""
-        self._fs.invalidate_cache(path)
-        try:
-            return self._fs._object(path)
-        except FileNotFoundError:
-            return None
-
-    def _opened_local(self, inode: Inode, *, is_empty: bool) -> LocalFile:
-        """Return the local copy of a file, for one more handle that may write to it."""
-        path, base = inode.path, self._base(inode, is_empty=is_empty)
-        with self._lock:
-            local = inode.local
-            if local is not None:
-                self._local_files.join(local, is_writing=True)
-            elif self._inodes.current(path) is not inode:
-                raise self._stale(path, inode, "it was replaced since it was looked up")
-            elif not inode.n_reading and (is_empty or base is not ANY_VERSION):
-                inode.local = self._local_files.open(path, base, now_ns() if is_empty else inode.mtime_ns)
-                return inode.local
-        if local is None:  # it has readers, or was closed meanwhile
-            self._reserve(inode)
-            raise StaleInode(errno.ESTALE, "its readers keep their version")
-        self._end_reservation(inode)
-        if is_empty:
-            local.empty()
-        return local
-
-    def _base(self, inode: Inode, *, is_empty: bool) -> Any:
-        """Return what the local copy of a file replaces when it is sent; asks the origin unless the file is emptied."""
-        if isinstance(inode.version, ExportedSize):
-            raise OSError(errno.ENOTSUP, "it is no file that can be written, as Google documents are not")
-        with self._lock:
-            if is_empty or (inode.local is not None and inode.local.is_being_written):
-                return ANY_VERSION
-        base = self.now(inode.path)
-        if base is None or version_of(base, self._began_ns) != inode.version:
-            raise self._stale(inode.path, inode, "another machine has changed it")
-        return base
-
-    def _reserve(self, inode: Inode) -> None:
-        """Have another inode than this one, which has readers, wait for the writer: the kernel looks it up next."""
-        base = self._base(inode, is_empty=False)
-        with self._lock:
-            now = self._inodes.current(inode.path)
-            if now is inode and inode.local is None:
-                now = self._inodes.replaced(inode, self._local_files.open(inode.path, base, inode.mtime_ns))
-            elif now is not None and now.local is not None:  # of another writer
-                self._local_files.join(now.local, is_writing=True)
-            else:
-                return
-            timer = Timer(_RESERVED_S, self._end_reservation, [now])
-            timer.daemon = True
-            self._reserved.setdefault(now.number, []).append(timer)
-            timer.start()
-
-    def _end_reservation(self, inode: Inode) -> None:
-        with self._lock:
-            timers = self._reserved.get(inode.number)
-            if not timers:
-                return
-            timers.pop(0).cancel()
-            if not timers:
-                del self._reserved[inode.number]
-            local = inode.local
-        if local is not None:
-            self._leave(inode, local)
-
-    @contextmanager
-    def _abandoned_on_error(self, inode: Inode, local: LocalFile) -> Iterator[None]:
-        """After a failed change, only those that have the file open see its bytes, which are those of no version."""
-        try:
-            yield
-        except BaseException:  # an interrupt, too
-            with self._lock:
-                self._local_files.drop(local)
-                self._inodes.retire(inode.path, inode)
-            raise
+        return inode, self._opened(_Handle(inode, local, True, _process_of(thread), is_new))
 
     def _opened(self, handle: _Handle, *, is_direct: bool = False, keeps_pages: bool = True) -> Opened:
         """Return an open file. The kernel's pages are right where all changes of the bytes are made through them."""
@@ -237,6 +112,7 @@ class OpenFiles:
         self._handles[number] = handle
         return Opened(number, is_direct, keeps_pages)
 
+    @reported
     def read(self, handle: int, size: int, offset: int) -> bytes:
         file = self._handles[handle].file
         if isinstance(file, LocalFile):
@@ -246,13 +122,15 @@ class OpenFiles:
         file.seek(offset)
         return file.read(size)
 
+    @reported
     def write(self, handle: int, data: memoryview | bytes, offset: int) -> int:
         inode, file, is_writing, *_ = self._handles[handle]
         if not isinstance(file, LocalFile) or not is_writing:
             raise OSError(errno.EBADF, "the file is not open for writing")
-        with self._abandoned_on_error(inode, file):
+        with self._written.abandoned_on_error(inode):
             return file.write(data, offset)
 
+    @reported
     def flush(self, handle: int, thread: int) -> None:
         """Send what was written; called by each `close`, which returns the error.
 
@@ -262,61 +140,24 @@ class OpenFiles:
         _, file, is_writing, opener, is_new = self._handles[handle]
         if isinstance(file, LocalFile) and is_writing:
             is_written = file.state in (State.WRITTEN, State.FAILED, State.BROKEN)
-            if (is_written or is_new) and opener == self._process_of(thread):
-                self.send(file)
+            if (is_written or is_new) and opener == _process_of(thread):
+                self._written.send(file)
 
+    @reported
     def fsync(self, handle: int) -> None:
         _, file, is_writing, *_ = self._handles[handle]
         if isinstance(file, LocalFile) and is_writing:
-            self.send(file)
+            self._written.send(file)
 
-    def send(self, local: LocalFile) -> None:
-        try:
-            info = local.send()
-        except (ObjectChanged, ObjectExists):  # it will never be sent: other programs see what is there
-            with self._lock:
-                self._local_files.drop(local)
-                inode = self._inodes.current(local.path)
-                if inode is not None and inode.local is local:
-                    self._inodes.remove(local.path)
-            raise
-        if info is None:
-            return
-        with self._lock:
-            inode = self._inodes.current(local.path)
-            if inode is not None and inode.local is local:
-                inode.size, inode.mtime_ns = local.size, local.mtime_ns
-                inode.version = version_of(info, self._began_ns)
-        if local.path.startswith("id:"):
-            self._fs.invalidate_cache()  # another item may have the name now
-
+    @reported
     def release(self, handle: int) -> None:
         inode, file, is_writing, *_ = self._handles.pop(handle)
         if isinstance(file, LocalFile):
-            self._leave(inode, file, is_writing=is_writing)
+            self._written.leave(inode, file, is_writing=is_writing)
             return
         if not isinstance(file, bytes):
             file.close()
         self._end_reading(inode)
-
-    def _leave(self, inode: Inode, local: LocalFile, *, is_writing: bool = True) -> None:
-        def closed() -> None:
-            inode.local = None
-            if local.state is not State.SENT and self._inodes.current(inode.path) is inode:
-                self._inodes.retire(inode.path, inode)  # its pages are those of no version
-
-        self._local_files.leave(local, is_writing=is_writing, send=self.send, closed=closed)
-        self._inodes.drop_unused(inode)
-
-    def truncate(self, inode: Inode, size: int) -> None:
-        local = self._opened_local(inode, is_empty=not size and inode.local is None)
-        try:
-            with self._abandoned_on_error(inode, local):
-                local.truncate(size)
-            if local.n_writing == 1:  # no file is open that would send it
-                self.send(local)
-        finally:
-            self._leave(inode, local)
 
     def document(self, path: str) -> bytes:
         """Return an object without a known size, such as a Google document. It is kept a while: `open` follows `stat`."""
@@ -329,3 +170,10 @@ class OpenFiles:
         with self._lock:
             self._documents[path] = data, now + _DOCUMENT_S
         return data
+
+
+def _process_of(thread: int) -> int:
+    """Return the process of a thread: Linux names the thread that makes a call."""
+    with suppress(OSError), open(f"/proc/{thread}/status") as file:
+        return int(next(line for line in file if line.startswith("Tgid:")).split()[1])
+    return thread

@@ -6,20 +6,21 @@ Each method raises OSError with an errno, which is what the program sees. What t
 from __future__ import annotations
 
 import errno
-import functools
 import logging
+import math
 import os
 import stat
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from threading import RLock, Thread
+from threading import Thread
 from typing import Any, NamedTuple
 
+from cachedfs.common.clock import clock
 from cachedfs.common.urls import GCS_PROTOCOLS, LOCAL_PROTOCOLS, folder_of
-from cachedfs.errors import NotDownloadable, OriginUnavailable, OriginUnreachable
+from cachedfs.errors import NotDownloadable
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.mount.folder_listings import (
+    FOLDER,
     ExportedSize,
     Files,
     FolderListings,
@@ -29,51 +30,21 @@ from cachedfs.mount.folder_listings import (
 )
 from cachedfs.mount.fuse_protocol import ROOT, Attributes, DirEntry, NameEntry, Opened, Space
 from cachedfs.mount.inodes import Inode, InodeTable
-from cachedfs.mount.local_files import LocalFiles, State, now_ns
+from cachedfs.mount.local_file import State
 from cachedfs.mount.names import MAX_BYTES, file_name, moved, object_name, without_id
-from cachedfs.mount.open_files import OpenFiles, StaleInode
-from cachedfs.mount.temporary_files import temporary_file
+from cachedfs.mount.open_files import OpenFiles
+from cachedfs.mount.reported_errors import reported
+from cachedfs.mount.written_files import WrittenFiles
 
 logger = logging.getLogger("cachedfs.mount")
 
-_EXPECTED = {
-    errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR, errno.EROFS, errno.EPERM,
-    errno.EILSEQ,  # a name that is not UTF-8
-    errno.ENAMETOOLONG, errno.EINVAL,
-}  # fmt: skip
 _KEPT_S = 1.0  # for which the kernel keeps names; less if `max_age` is
 _KEPT_S_A_NAME = 1e-4  # more in a listed folder: `find` reads all names before it asks for the first
 _LONG_S = 3600.0  # for which it keeps the attributes of a version, which never change
 _UNLIMITED = Space(1 << 52, 1 << 52)
 _SPACE_S = 0.5  # for which `df` waits for the account's quota
-_KEEPS_ID = 64 << 20  # bytes of a file that is written into the Drive file that it replaces
+_SPACE_KEPT_S = 60.0  # for which a quota is used
 _NO_REPLACE, _EXCHANGE, _WHITEOUT = 1, 2, 4  # flags of renameat2
-
-
-def _reported(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn every exception into OSError with an errno, and log those that programs do not expect."""
-
-    @functools.wraps(method)
-    def call(self: MountOperations, *args: Any, **options: Any) -> Any:
-        try:
-            return method(self, *args, **options)
-        except Exception as error:  # of any kind: the kernel takes nothing but an errno
-            code = _errno_of(error, is_offline=self._fs.config.offline)
-            if code not in _EXPECTED and not isinstance(error, StaleInode):
-                logger.error(
-                    "%s of %s: %s", method.__name__, self._subject(*args), error or type(error).__name__
-                )
-            raise OSError(code, os.strerror(code)) from error
-
-    return call
-
-
-def _errno_of(error: Exception, *, is_offline: bool) -> int:
-    if isinstance(error, UnicodeError):
-        return errno.EILSEQ
-    if isinstance(error, OriginUnavailable) and not (is_offline or isinstance(error, OriginUnreachable)):
-        return errno.EIO  # the network is there: the service is busy or broken
-    return getattr(error, "errno", None) or errno.EIO
 
 
 class _Listed(NamedTuple):
@@ -88,8 +59,7 @@ class MountOperations:
     """The calls that the kernel makes for a mounted folder of a filesystem. Thread-safe.
 
     A method raises OSError with the errno that the program gets. Inodes have numbers; that of the mounted folder is 1.
-    `forget` says that the kernel drops some. `thread` is the one that makes the call, 0 if unknown; `process_of` returns
-    its process.
+    `forget` says that the kernel drops some. `thread` is the one that makes the call, 0 if unknown.
     """
 
     def __init__(
@@ -101,7 +71,6 @@ class MountOperations:
         uid: int | None = None,
         gid: int | None = None,
         temporary: str | None = None,
-        process_of: Callable[[int], int] = int,
     ) -> None:
         """Create them for the folder `root`; all files belong to `uid` and `gid`, by default those of this process.
 
@@ -112,31 +81,22 @@ class MountOperations:
         self._keeps_folders = self._has_ids or fs.target_protocol in LOCAL_PROTOCOLS  # also empty ones
         self._write_bit = 0o200 if is_writable else 0
         self._uid, self._gid = os.getuid() if uid is None else uid, os.getgid() if gid is None else gid
-        self._began_ns = time.time_ns()
         self._kept_s = min(_KEPT_S, fs.config.lifetime_s)
-        self._lock = RLock()
         self._listed: dict[int, _Listed] = {}  # open folders
-        self._inodes = InodeTable(self._root, self._began_ns, self._lock)
-        self._temporary = temporary
-        self._local_files = LocalFiles(fs, temporary, self._lock)
-        self._files = OpenFiles(
-            fs,
-            self._inodes,
-            self._local_files,
-            self._lock,
-            began_ns=self._began_ns,
-            kept_s=self._kept_s,
-            process_of=process_of,
-        )
-        self._listings = FolderListings(fs, self._began_ns)
+        self._inodes = InodeTable(self._root)
+        self._lock = self._inodes.lock
+        self.written = WrittenFiles(fs, self._inodes, temporary=temporary, kept_s=self._kept_s)
+        self.files = OpenFiles(fs, self._inodes, self.written)
+        self._listings = FolderListings(fs)
         # Folders shown though the origin may have none: object stores have only folders with objects.
         self._folders: set[str] = set()
         self._space = _UNLIMITED
         self._asking_space: Thread | None = None
+        self._asked_space_at = -math.inf
 
     # Metadata.
 
-    @_reported
+    @reported
     def lookup(self, parent: int, name: str) -> NameEntry:
         path = self._path(parent, name)
         with self._lock:
@@ -147,7 +107,7 @@ class MountOperations:
 
     def _known(self, path: str, name: str) -> Known:
         if path in self._folders:
-            return Known(None, self._began_ns, None)
+            return FOLDER
         files = None if self._inodes.is_retired(path) else self._listings.current(folder_of(path))
         listed, inode = files and files.get(name), self._inodes.current(path)
         if listed and (inode is None or inode.version == listed.version):
@@ -157,19 +117,19 @@ class MountOperations:
             with suppress(OSError), self._fs.open(path) as file:
                 file.peek(1)
         info = self._fs._object(path)
-        if (known := known_of(info, self._began_ns)) is not None:
+        if (known := known_of(info)) is not None:
             return known
         size = 0
         try:
-            size = len(self._files.document(path))
+            size = len(self.files.document(path))
         except (NotDownloadable, FileNotFoundError) as error:  # a shortcut without its target
             logger.warning("%s", error)
-        return Known(size, mtime_ns_of(info.details, self._began_ns), ExportedSize(info.fingerprint, size))
+        return Known(size, mtime_ns_of(info.details), ExportedSize(info.fingerprint, size))
 
     def forget(self, number: int, n_lookups: int) -> None:
         self._inodes.forget(number, n_lookups)
 
-    @_reported
+    @reported
     def getattr(self, number: int) -> Attributes:
         return self._attributes(self._inodes[number])
 
@@ -186,21 +146,21 @@ class MountOperations:
     def _entry(self, inode: Inode) -> NameEntry:
         return NameEntry(self._attributes(inode), self._kept_s)
 
-    @_reported
+    @reported
     def setattr(self, number: int, *, size: int | None, mtime_ns: int | None) -> Attributes:
         """Set the size or the time. Objects have no mode and no owner; an error would stop `cp -p`, `tar` and `rsync`."""
         inode = self._inodes[number]
         if size is not None:
-            self._files.truncate(inode, size)
+            self.written.truncate(inode, size)
         if mtime_ns is not None and inode.local is not None and inode.local.state is not State.SENT:
             inode.local.mtime_ns = mtime_ns // 1_000_000 * 1_000_000
         return self._attributes(inode)
 
-    @_reported
+    @reported
     def opendir(self, number: int) -> int:
         path = self._inodes[number].path
         files = self._in_folder(path)
-        handle = self._files.next_number()
+        handle = self.files.next_number()
         self._listed[handle] = _Listed(
             path, self._listings.current(path), [(".", None), ("..", None), *files.items()]
         )
@@ -214,9 +174,9 @@ class MountOperations:
             if folder not in self._folders and folder != self._root:
                 raise
             files = {}
+        more: dict[str, Known | None] = dict.fromkeys(local.path for local in self.written.local_copies())
         with self._lock:
-            here = {path: Known(None, self._began_ns, None) for path in self._folders}
-        more: dict[str, Known | None] = {**dict.fromkeys(self._local_files.paths()), **here}
+            more.update(dict.fromkeys(self._folders, FOLDER))
         below = {path.rpartition("/")[2]: known for path, known in more.items() if folder_of(path) == folder}
         return {**{file_name(name): known for name, known in below.items()}, **files} if below else files
 
@@ -240,58 +200,35 @@ class MountOperations:
     def releasedir(self, handle: int) -> None:
         del self._listed[handle]
 
-    @_reported
+    @reported
     def statfs(self) -> Space:
         with self._lock:
-            if self._asking_space is None or not self._asking_space.is_alive():
+            is_asking = self._asking_space is not None and self._asking_space.is_alive()
+            if not is_asking and not 0 <= clock.now() - self._asked_space_at < _SPACE_KEPT_S:
+                self._asked_space_at = clock.now()
                 self._asking_space = Thread(target=self._ask_space, name="cachedfs-space", daemon=True)
                 self._asking_space.start()
             asking = self._asking_space
-        asking.join(_SPACE_S)
+        if asking is not None:
+            asking.join(_SPACE_S)
         return self._space
 
     def _ask_space(self) -> None:
-        if (space := self._fs._free_space(self._root)) is not None:
-            self._space = Space(*space)
+        with suppress(Exception):  # whatever is wrong, a read or a write will say it
+            origin = self._fs._objects.origin(self._root)
+            quota = self._fs._run(origin.storage_quota(self._root.partition("/")[0]))
+            self._space = _UNLIMITED if quota is None else Space(*quota)
 
-    # Files: see `OpenFiles`.
+    # Files; see also `OpenFiles`.
 
-    @_reported
-    def open(self, number: int, flags: int, thread: int) -> Opened:
-        return self._files.open(self._inodes[number], flags, thread)
-
-    @_reported
+    @reported
     def create(self, parent: int, name: str, flags: int, thread: int) -> tuple[NameEntry, Opened]:
-        inode, opened = self._files.create(self._path(parent, name), flags, thread)
+        inode, opened = self.files.create(self._path(parent, name), flags, thread)
         return self._entry(inode), opened
-
-    @_reported
-    def read(self, handle: int, size: int, offset: int) -> bytes:
-        return self._files.read(handle, size, offset)
-
-    @_reported
-    def write(self, handle: int, data: memoryview | bytes, offset: int) -> int:
-        return self._files.write(handle, data, offset)
-
-    @_reported
-    def flush(self, handle: int, thread: int) -> None:
-        self._files.flush(handle, thread)
-
-    @_reported
-    def fsync(self, handle: int) -> None:
-        self._files.fsync(handle)
-
-    @_reported
-    def release(self, handle: int) -> None:
-        self._files.release(handle)
-
-    def end(self) -> None:
-        """Keep the files that were still open and not sent, and log where."""
-        self._local_files.report_unsent()
 
     # Names.
 
-    @_reported
+    @reported
     def mkdir(self, parent: int, name: str) -> NameEntry:
         path = self._path(parent, name)
         self._fs.mkdir(path)
@@ -305,7 +242,7 @@ class MountOperations:
                 self._folders.add(path)
             path = folder_of(path)
 
-    @_reported
+    @reported
     def rmdir(self, parent: int, name: str) -> None:
         path = self._path(parent, name)
         self._rmdir(path)
@@ -331,55 +268,37 @@ class MountOperations:
         with self._lock:
             self._folders.discard(path)
 
-    @_reported
+    @reported
     def unlink(self, parent: int, name: str) -> None:
         path = self._path(parent, name)
-        with self._local_files.removed(path) as is_local:
+        with self.written.removed(path) as is_local:
             if not is_local or self._fs.exists(path):
                 self._fs.rm_file(path)
-        self._inodes.remove(path)
         self._changed(parent, name)
         self._keep_folder(self._inodes[parent].path)
 
-    @_reported
+    @reported
     def rename(self, parent: int, name: str, new_parent: int, new_name: str, flags: int) -> None:
         source, target = self._path(parent, name), self._path(new_parent, new_name)
         if flags & (_EXCHANGE | _WHITEOUT):
             raise OSError(errno.EINVAL, "two objects cannot be exchanged in one step")
-        if flags & _NO_REPLACE and (target in self._folders or self._files.now(target) is not None):
+        if flags & _NO_REPLACE and (target in self._folders or self.written.now(target) is not None):
             raise OSError(errno.EEXIST, target)
-        with self._local_files.renamed(source, target, self._files.send):
+        with self.written.renamed(source, target):
             is_local = source in self._folders
             is_folder = is_local or self._fs.isdir(source)
             if is_folder and (target in self._folders or self._fs.exists(target)):
                 self._rmdir(target)  # fsspec would move the folder into it
             if not is_local or self._fs.exists(source):
-                if is_folder or not self._has_ids or not self._written_into(source, target):
+                if is_folder or not self._has_ids or not self.written.written_into(source, target):
                     self._fs.mv(source, target, recursive=is_folder)
                 self._changed(parent, name)
             with self._lock:
-                self._inodes.move(source, target)
                 self._folders = {moved(folder, source, target) for folder in self._folders}
         self._keep_folder(self._inodes[parent].path)
 
-    def _written_into(self, source: str, target: str) -> bool:
-        """Write a Drive file into the one that it would replace, which keeps its id, its sharing and its revisions.
-
-        Return False, and do nothing, for a large file, or if there is none to replace. Programs save a file this way.
-        """
-        info, replaced = self._fs._object(source), self._files.now(target)
-        if replaced is None or replaced.size is None or info.size is None or info.size > _KEEPS_ID:
-            return False
-        with temporary_file(self._temporary) as file:
-            file.write(self._fs.cat_file(source))
-            self._fs._send(target, file, replaces=replaced, mtime_ns=mtime_ns_of(info.details, now_ns()))
-        self._fs.rm_file(source)
-        return True
-
     def _subject(self, number: int = ROOT, *args: Any) -> str:
-        """Return what a call is about, for messages: the path of its handle or inode, and the name that may follow."""
-        if (path := self._files.path_of(number)) is not None:
-            return path
+        """Return what a call is about, for messages: the path of its inode, and the name that may follow."""
         with suppress(KeyError):
             folder = self._inodes[number].path
             return f"{folder}/{args[0]}" if args and isinstance(args[0], str) else folder

@@ -38,16 +38,16 @@ class BaseFileSystem(AsyncFileSystem):
 
     # What exists
     async def _exists(self, path: Any, **kwargs: Any) -> bool:
-        return await self._kind_of(path) is not None
+        return await self._kind_of(self._strip_protocol(path)) is not None
 
     async def _isfile(self, path: Any) -> bool:
-        return await self._kind_of(path) == "file"
+        return await self._kind_of(self._strip_object(path)) == "file"
 
     async def _isdir(self, path: Any) -> bool:
-        return await self._kind_of(path) == "directory"
+        return await self._kind_of(self._strip_protocol(path)) == "directory"
 
-    async def _kind_of(self, path: Any) -> str | None:
-        """Return the type of the item at a path, or None if there is none.
+    async def _kind_of(self, path: str) -> str | None:
+        """Return the type of the item at a path without protocol, or None if there is none.
 
         Other errors are raised. fsspec's `isfile` and `isdir` would return False.
         """

@@ -342,6 +342,18 @@ def test_a_local_file_is_not_replaced_if_its_writer_ignores_a_failed_write(local
         file.close()
 
 
+def test_an_upload_of_which_a_write_failed_is_not_finished(cloud, fs):
+    path = cloud.path("a")
+    cloud.put("a", b"old")
+    cloud.server.fail(Fault(kind="upload", nth=2, status=403, times=1))  # the first one begins a session
+    file = fs.open(path, "wb", block_size=256 * KiB)
+    for act in (lambda: file.write(bytes(300 * KiB)), lambda: file.write(b"more"), file.close):
+        with pytest.raises(PermissionError, match=path):
+            act()
+    assert file.closed
+    assert fs.cat_file(path) == b"old"
+
+
 def test_more_files_than_threads_are_written_first(local, tmp_path):
     top = tmp_path / "top"
     top.mkdir()
@@ -723,26 +735,15 @@ def test_json_without_passwords_contains_no_secret(tmp_path):
         assert json.loads(fs.to_json(include_password=False))["gs"] == {}
 
 
-def test_a_pickle_holds_live_credentials_of_google_and_json_does_not():
+def test_a_pickle_holds_live_credentials_and_for_json_the_error_says_what_can_be_written():
     made = google.oauth2.credentials.Credentials("SECRET")
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs={"token": made}, skip_instance_cache=True)
     assert pickle.loads(pickle.dumps(fs)).target_options["token"].token == "SECRET"
-    with pytest.raises(TypeError, match="Credentials object, which cannot be written as JSON") as caught:
-        fs.to_json()
-    assert "SECRET" not in str(caught.value)
-
-
-def test_live_credentials_are_not_written_as_json_and_the_error_says_what_is():
-    class Credentials:
-        pass
-
-    fs = fsspec.filesystem(
-        "cachedfs", target_protocol="gs", gs={"token": Credentials()}, skip_instance_cache=True
-    )
+    said = r"\['token'\] is a Credentials object, which cannot be written as JSON.*'google_default'"
     for write in (fs.to_json, fs.to_dict):
-        with pytest.raises(TypeError, match="token") as caught:
+        with pytest.raises(TypeError, match=said) as caught:
             write()
-        assert "google_default" in str(caught.value)
+        assert "SECRET" not in str(caught.value)
         assert "object at" not in str(caught.value)
 
 

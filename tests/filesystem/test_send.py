@@ -333,31 +333,3 @@ def test_a_file_that_is_sent_in_a_transaction_is_there_at_once(fs, cloud, tmp_pa
     with local.transaction:
         send(local, path, OLD, replaces=None)
         assert local.cat_file(path) == OLD
-
-
-# The storage quota
-def test_the_free_space_of_drive_is_asked_once_a_minute(drive, drive_fs, clock):
-    for quota, expected in (
-        ({"limit": "1000", "usage": "400"}, (1000, 600)),
-        ({"limit": "1000", "usage": "4000"}, (1000, 0)),
-        ({"usage": "400"}, None),
-    ):
-        body = f'{{"kind": "drive#about", "storageQuota": {quota}}}'.replace("'", '"')
-        drive.server.fail(Fault(kind="about", status=200, body=body))
-        drive.asked()
-        assert [drive_fs._free_space(drive.path("k")) for _ in range(2)] == [expected] * 2
-        assert drive_fs._free_space("shared:a/k") is None
-        assert drive.asked() == ["about"]
-        clock(61)
-    drive.server.fail(Fault(kind="about", status=403))
-    assert drive_fs._free_space(drive.path("k")) is None
-    assert drive_fs._free_space(drive.path("k")) is None
-    assert drive.asked() == ["about"]
-
-
-def test_other_origins_have_no_quota(cloud, fs):
-    assert fs._free_space(cloud.path("k")) is None
-    assert fsspec.filesystem("cachedfs", target_protocol="memory")._free_space("/k") is None
-    offline = fsspec.filesystem("cachedfs", target_protocol="drive", offline=True)
-    assert offline._free_space("My Drive/k") is None
-    assert cloud.asked() == []

@@ -26,6 +26,7 @@ class Folder:
     def __init__(self):
         self.forgotten, self.released = [], []
         self.may_go_on = threading.Event()
+        self.files = self
 
     def lookup(self, parent, name):
         if name == "slow":

@@ -13,11 +13,15 @@ import pytest
 
 from cachedfs.mount import unsent
 from cachedfs.mount.fuse_protocol import ROOT
+from cachedfs.mount.inodes import InodeTable
 from cachedfs.mount.operations import MountOperations
 from cachedfs.mount.unsent import keep, kept
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
 from tests.support import MiB, noise
+
+OURS = os.getpid()  # a thread of this process
+NO_LIMIT = (1 << 52, 1 << 52)
 
 
 class Mounted:
@@ -46,11 +50,11 @@ class Mounted:
 
     def opened(self, path, flags=os.O_RDONLY):
         try:
-            return self.operations.open(self.inode(path), flags, 1)
+            return self.operations.files.open(self.inode(path), flags, OURS)
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
-        return self.operations.open(self.inode(path), flags, 1)
+        return self.operations.files.open(self.inode(path), flags, OURS)
 
     def open(self, path, flags=os.O_RDONLY):
         return self.opened(path, flags).handle
@@ -58,22 +62,22 @@ class Mounted:
     def create(self, path, flags=os.O_WRONLY | os.O_TRUNC):
         with suppress(FileNotFoundError):
             self.inode(path)
-        return self.operations.create(*self.parent(path), flags | os.O_CREAT, 1)[1].handle
+        return self.operations.create(*self.parent(path), flags | os.O_CREAT, OURS)[1].handle
 
     def read(self, handle, size=10 * MiB, offset=0):
-        return self.operations.read(handle, size, offset)
+        return self.operations.files.read(handle, size, offset)
 
     def write(self, handle, data, offset=0):
-        return self.operations.write(handle, data, offset)
+        return self.operations.files.write(handle, data, offset)
 
-    def flush(self, handle, thread=1):
-        self.operations.flush(handle, thread)
+    def flush(self, handle, thread=OURS):
+        self.operations.files.flush(handle, thread)
 
     def close(self, handle):
         try:
             self.flush(handle)
         finally:
-            self.operations.release(handle)
+            self.operations.files.release(handle)
 
     def content(self, path):
         handle = self.open(path)
@@ -235,7 +239,7 @@ def test_a_file_that_changed_since_it_was_looked_up_is_looked_up_again_by_open(c
     cloud.put("d/a", b"12")
     cloud.delete("d/gone")
     for number in (old, gone):
-        assert code_of(mounted.operations.open, number, flags, 1) == errno.ESTALE
+        assert code_of(mounted.operations.files.open, number, flags, OURS) == errno.ESTALE
     assert (mounted.size("/d/a"), code_of(mounted.getattr, "/d/gone")) == (2, errno.ENOENT)
     assert mounted.operations.getattr(old).size == 1
     assert mounted.content("/d/a") == b"12"
@@ -247,10 +251,10 @@ def test_the_lookup_after_a_stale_open_brings_the_first_bytes_as_the_file_may_be
     cloud.put("a", b"1")
     old = mounted.inode("/a")
     cloud.put("a", b"22")
-    assert code_of(mounted.operations.open, old, os.O_RDONLY, 1) == errno.ESTALE
+    assert code_of(mounted.operations.files.open, old, os.O_RDONLY, OURS) == errno.ESTALE
     new = mounted.inode("/a")
     cloud.put("a", b"333")
-    opened = mounted.operations.open(new, os.O_RDONLY, 1)
+    opened = mounted.operations.files.open(new, os.O_RDONLY, OURS)
     assert (mounted.operations.getattr(new).size, mounted.read(opened.handle)) == (2, b"22")
 
 
@@ -263,10 +267,28 @@ def test_a_replaced_file_that_is_cached_is_read_as_it_was_until_max_age(cloud, m
     assert (mounted.size("/a"), mounted.content("/a")) == (5, b"newer")
 
 
-def test_the_space_is_that_of_the_account(cloud, mounted, at_drive):
-    total, free = at_drive.fs._free_space("My Drive")
-    assert at_drive.operations.statfs() == (total, free)
-    assert mounted.operations.statfs().total > 1 << 50  # no limit is known
+def test_the_space_is_that_of_the_account_which_is_asked_once_a_minute(drive, at_drive, clock):
+    for quota, space in (
+        ({"limit": "1000", "usage": "400"}, (1000, 600)),
+        ({"limit": "1000", "usage": "4000"}, (1000, 0)),
+        ({"usage": "400"}, NO_LIMIT),
+    ):
+        body = f'{{"kind": "drive#about", "storageQuota": {quota}}}'.replace("'", '"')
+        drive.server.fail(Fault(kind="about", status=200, body=body))
+        drive.asked()
+        assert [at_drive.operations.statfs() for _ in range(2)] == [space] * 2
+        assert drive.asked() == ["about"]
+        clock(61)
+    drive.server.fail(Fault(kind="about", status=403))
+    assert [at_drive.operations.statfs() for _ in range(2)] == [NO_LIMIT] * 2
+    assert drive.asked() == ["about"]
+
+
+def test_without_a_quota_and_offline_the_space_has_no_limit(cloud, mounted):
+    offline = fsspec.filesystem("cachedfs", target_protocol="drive", offline=True)
+    for each in (mounted, Mounted(offline, "My Drive"), Mounted(offline, "shared:a")):
+        assert each.operations.statfs() == NO_LIMIT
+    assert cloud.asked() == []
 
 
 def test_a_name_that_is_not_utf_8_is_an_error_of_its_own_without_a_log_line(mounted, caplog):
@@ -412,7 +434,7 @@ def test_changes_in_the_middle_and_at_the_end_replace_the_object(cloud, mounted,
     handle = mounted.open("/a", flags)
     mounted.write(handle, b"xy", 3)
     mounted.write(handle, b"!", 10)
-    mounted.operations.fsync(handle)
+    mounted.operations.files.fsync(handle)
     assert mounted.fs.cat_file(cloud.path("a")) == b"012xy56789!"
     mounted.close(handle)
     assert mounted.content("/a") == b"012xy56789!"
@@ -436,12 +458,12 @@ def test_a_close_that_does_not_complete_the_file_sends_nothing(cloud, mounted):
     handle = mounted.open("/a", os.O_WRONLY | os.O_TRUNC)
     mounted.flush(handle)
     mounted.write(handle, b"one")
-    mounted.flush(handle, thread=2)
+    mounted.flush(handle, thread=1 << 30)
     assert mounted.fs.cat_file(cloud.path("a")) == b"before"
     mounted.flush(handle)
     assert mounted.fs.cat_file(cloud.path("a")) == b"one"
     cloud.server.reset()
-    mounted.operations.release(handle)
+    mounted.operations.files.release(handle)
     assert not cloud.server.requests
 
 
@@ -453,7 +475,7 @@ def test_what_no_close_has_sent_is_sent_when_the_last_handle_goes(mounted):
 def test_a_file_that_is_open_when_the_mount_ends_is_kept_in_a_private_file(mounted, caplog):
     handle = mounted.create("/a")
     mounted.write(handle, b"1")
-    mounted.operations.end()
+    mounted.operations.written.report_unsent()
     (path,) = kept()
     assert f"{mounted.root}/a was not sent: what was written is kept in {path}" in caplog.text
     assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"1", 0o600)
@@ -520,7 +542,7 @@ def test_a_failed_upload_is_the_error_of_close_and_leaves_the_object(cloud, moun
     cloud.server.fail(Fault(status=403, times=None))
     assert code_of(mounted.flush, handle) == errno.EACCES
     cloud.server.heal()
-    mounted.operations.release(handle)
+    mounted.operations.files.release(handle)
     assert f"{mounted.root}/a was not sent: what was written is kept in {kept()[0]}" in caplog.text
     assert kept()[0].read_bytes() == b"after"
     assert mounted.content("/a") == b"before"
@@ -546,7 +568,7 @@ def test_after_a_failed_write_a_file_is_never_sent(cloud, mounted, monkeypatch, 
         patch.setattr(os, "pwrite", full)
         assert code_of(mounted.write, handle, b"more", 4) == errno.ENOSPC
     mounted.write(handle, b"again", 4)
-    assert code_of(mounted.operations.fsync, handle) == code_of(mounted.close, handle) == errno.EIO
+    assert code_of(mounted.operations.files.fsync, handle) == code_of(mounted.close, handle) == errno.EIO
     assert "/a was not sent: what was written to it is lost" in caplog.text
     assert mounted.content("/a") == b"before"
 
@@ -592,7 +614,7 @@ def test_of_two_machines_that_make_a_file_with_o_excl_one_does(cloud, mounted, e
     mounted.close(handles[0])
     assert mounted.stored("lock") == b""
     assert code_of(elsewhere.flush, handles[1]) in (errno.EEXIST, errno.ESTALE)
-    elsewhere.operations.release(handles[1])
+    elsewhere.operations.files.release(handles[1])
     cloud.put("old", b"")
     assert code_of(mounted.create, "/old", flags) == errno.EEXIST
 
@@ -602,8 +624,8 @@ def test_what_another_machine_wrote_meanwhile_is_not_replaced_by_a_change(cloud,
     handle = mounted.open("/a", os.O_RDWR)
     mounted.write(handle, b"F")
     cloud.put("a", b"second")
-    assert code_of(mounted.operations.fsync, handle) == code_of(mounted.flush, handle) == errno.ESTALE
-    mounted.operations.release(handle)
+    assert code_of(mounted.operations.files.fsync, handle) == code_of(mounted.flush, handle) == errno.ESTALE
+    mounted.operations.files.release(handle)
     assert mounted.stored("a") == b"second"
     assert kept()[0].read_bytes() == b"First"
     assert f"kept in {kept()[0]}" in caplog.text
@@ -638,11 +660,11 @@ def test_a_writer_beside_readers_gets_an_inode_that_waits_for_it(cloud, mounted)
     cloud.put("a", b"before")
     old = mounted.inode("/a")
     readers = [mounted.open("/a")]
-    assert code_of(mounted.operations.open, old, os.O_WRONLY, 1) == errno.ESTALE
+    assert code_of(mounted.operations.files.open, old, os.O_WRONLY, OURS) == errno.ESTALE
     new = mounted.inode("/a")
     readers.append(mounted.open("/a"))  # of the new inode, which stays the writer's
     assert mounted.inode("/a") == new != old
-    handle = mounted.operations.open(new, os.O_WRONLY, 1).handle
+    handle = mounted.operations.files.open(new, os.O_WRONLY, OURS).handle
     mounted.write(handle, b"B")
     assert [mounted.read(reader) for reader in readers] == [b"before", b"Before"]
     for each in (handle, *readers):
@@ -654,9 +676,9 @@ def test_a_writer_that_does_not_come_changes_nothing(cloud, mounted):
     cloud.put("a", b"before")
     old, reader = mounted.inode("/a"), mounted.open("/a")
     cloud.server.reset()
-    assert code_of(mounted.operations.open, old, os.O_WRONLY | os.O_TRUNC, 1) == errno.ESTALE
+    assert code_of(mounted.operations.files.open, old, os.O_WRONLY | os.O_TRUNC, OURS) == errno.ESTALE
     operations = mounted.operations
-    operations._files._end_reservation(operations._inodes[mounted.inode("/a")])  # as its timer does
+    operations.written.end_reservation(operations._inodes[mounted.inode("/a")])  # as its timer does
     assert not [request for request in cloud.server.requests if request.kind == "upload"]
     assert mounted.content("/a") == mounted.read(reader) == b"before"
     mounted.close(reader)
@@ -711,6 +733,25 @@ def test_a_file_that_two_programs_make_at_once_is_emptied_by_the_second(mounted)
     assert mounted.stored("a") == b"new"
 
 
+def test_a_file_made_while_its_name_is_being_removed_is_another_one(mounted, monkeypatch):
+    handle, remove, made = mounted.create("/a"), InodeTable.remove, []
+    making = threading.Thread(target=lambda: made.append(mounted.create("/a")))
+
+    def remove_late(inodes, path):
+        if not making.ident:
+            making.start()
+            making.join(0.2)  # it waits until the old name is gone
+        remove(inodes, path)
+
+    monkeypatch.setattr(InodeTable, "remove", remove_late)
+    mounted.unlink("/a")
+    making.join()
+    mounted.write(made[0], b"new")
+    for each in (made[0], handle):
+        mounted.close(each)
+    assert mounted.stored("a") == b"new"
+
+
 def test_a_refused_unlink_leaves_the_file_to_its_writer(cloud, mounted):
     cloud.put("a", b"old")
     handle = mounted.open("/a", os.O_WRONLY | os.O_APPEND)
@@ -739,7 +780,7 @@ def test_a_process_of_another_container_sends_what_it_wrote(mounted):
     mounted.write(opened.handle, b"1")
     mounted.flush(opened.handle, thread=0)
     assert mounted.stored("a") == b"1"
-    mounted.operations.release(opened.handle)
+    mounted.operations.files.release(opened.handle)
 
 
 def test_a_folder_that_changed_since_it_was_opened_tells_no_old_sizes(cloud, mounted):
@@ -885,7 +926,7 @@ def test_a_drive_file_that_a_rename_replaces_keeps_its_id_and_gets_the_time(driv
 
 
 def test_a_large_drive_file_takes_the_place_of_another(drive, drive_server, at_drive, monkeypatch):
-    monkeypatch.setattr("cachedfs.mount.operations._KEEPS_ID", 2)
+    monkeypatch.setattr("cachedfs.mount.written_files._KEEPS_ID", 2)
     old = drive_server.put(f"{drive.name}/a", b"old")
     at_drive.save("/a.tmp", b"new")
     at_drive.rename("/a.tmp", "/a")

@@ -22,7 +22,7 @@ from cachedfs.cli.output import message_of
 from cachedfs.core import engines
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.mount.fuse_session import FuseSession
-from cachedfs.mount.local_files import LocalFile
+from cachedfs.mount.local_file import LocalFile
 from cachedfs.mount.mounting import serve
 from cachedfs.origins.drive import accounts, quota
 from cachedfs.origins.drive.quota import RateLimit

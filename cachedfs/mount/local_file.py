@@ -1,4 +1,4 @@
-"""Files that are written through the mount: local copies, each sent to the origin as a whole."""
+"""A file that is written through the mount: a local copy, sent to the origin as a whole."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from enum import Enum
 from threading import RLock
 from typing import IO, Any, BinaryIO
 
 from cachedfs.common.types import ANY_VERSION, ObjectInfo
-from cachedfs.mount.names import moved
 from cachedfs.mount.temporary_files import temporary_file
 from cachedfs.mount.unsent import keep
 
@@ -45,9 +44,11 @@ class LocalFile:
     """
 
     def __init__(self, fs: Any, path: str, folder: str | None, base: Any, mtime_ns: int) -> None:
-        """Open it with the bytes of `base`; temporary files are in `folder`."""
+        """Open it with the bytes of `base`, for a handle that may write; temporary files are in `folder`."""
         self.path = path
-        self.n_open = self.n_writing = 0  # handles, and those that may write
+        self.n_open = self.n_writing = (
+            1  # handles, and those that may write; they change under the lock of the inodes
+        )
         self.is_removed = False  # deleted while open: never sent
         self.state = State.SENT if isinstance(base, ObjectInfo) else State.EMPTIED
         self.mtime_ns = mtime_ns
@@ -59,6 +60,12 @@ class LocalFile:
     @property
     def is_being_written(self) -> bool:
         return self.n_writing > 0 or self.state is not State.SENT
+
+    def join(self, *, is_writing: bool) -> LocalFile:
+        """Count one more handle."""
+        self.n_open += 1
+        self.n_writing += is_writing
+        return self
 
     def _loaded(self, stop: int | None = None) -> int:
         """Return the descriptor of the local copy, which at first gets the bytes of the object, up to `stop` if given."""
@@ -162,119 +169,6 @@ class LocalFile:
                 logger.error("%s was not sent: what was written to it is lost", self.path)
             else:
                 logger.error("%s was not sent: %s", self.path, keep(self._file, self.path))
-
-
-class LocalFiles:
-    """The local copies of the files that are open for writing, by object path. Threads may call it at once."""
-
-    def __init__(self, fs: Any, folder: str | None, lock: AbstractContextManager[Any]) -> None:
-        """Create it; temporary files are in `folder`. `lock` is reentrant, and not held while a file is sent."""
-        self._fs, self._folder, self._lock = fs, folder, lock
-        self._files: dict[str, LocalFile] = {}
-
-    def paths(self) -> list[str]:
-        with self._lock:
-            return [path for path, local in self._files.items() if not local.is_removed]
-
-    def open(self, path: str, base: Any, mtime_ns: int) -> LocalFile:
-        """Return the local copy of a file that has none, for a handle that may write; it begins with `base`."""
-        with self._lock:
-            local = self._files[path] = LocalFile(self._fs, path, self._folder, base, mtime_ns)
-            local.n_open = local.n_writing = 1
-            return local
-
-    def join(self, local: LocalFile, *, is_writing: bool) -> LocalFile:
-        """Count one more handle."""
-        with self._lock:
-            local.n_open += 1
-            local.n_writing += is_writing
-            return local
-
-    def drop(self, local: LocalFile) -> None:
-        """Let its path have no local copy; this one belongs to its handles."""
-        with self._lock:
-            if self._files.get(local.path) is local:
-                del self._files[local.path]
-
-    def leave(
-        self,
-        local: LocalFile,
-        *,
-        is_writing: bool,
-        send: Callable[[LocalFile], object],
-        closed: Callable[[], object],
-    ) -> None:
-        """End a handle. The last that may write sends what no `close` has sent, with errors in the log.
-
-        The last of all calls `closed`.
-        """
-        if is_writing and local.n_writing == 1 and local.state in (State.EMPTIED, State.WRITTEN):
-            try:
-                send(local)
-            except Exception as error:  # of any kind: no program waits for this
-                logger.error("sending %s: %s", local.path, error)
-        with self._lock:
-            local.n_writing -= is_writing
-            local.n_open -= 1
-            if local.n_open:
-                return
-            self.drop(local)
-            closed()
-        local.close()
-
-    def report_unsent(self) -> None:
-        """Keep the files that are still open and were not sent, and log where."""
-        with self._lock:
-            left = [local for local in self._files.values() if local.state is not State.SENT]
-        for local in left:
-            local.report_unsent()
-
-    @contextmanager
-    def removed(self, path: str) -> Iterator[bool]:
-        """Never send the file at `path` once the block has removed it; yield whether it has a local copy."""
-        with self._lock:
-            local = self._files.get(path)
-        if local is None:
-            yield False
-            return
-        with local.lock:
-            local.load()
-            yield True
-            local.is_removed = True
-        self.drop(local)
-
-    @contextmanager
-    def renamed(self, source: str, target: str, send: Callable[[LocalFile], object]) -> Iterator[None]:
-        """Send the files at and below `source` before they are renamed by the block, and let them follow.
-
-        A file open at `target` is never sent from then on.
-        """
-        with self._lock:
-            moving = [local for path, local in self._files.items() if moved(path, source, target) != path]
-            replaced = self._files.get(target)
-        for local in moving:
-            send(local)
-        with ExitStack() as stack:
-            for local in sorted([*moving, *([replaced] if replaced else [])], key=id):
-                stack.enter_context(local.lock)
-            if replaced is not None:
-                replaced.load()
-            yield
-            with self._lock:
-                if replaced is not None:
-                    replaced.is_removed = True
-                    self.drop(replaced)
-                # Also those that were opened meanwhile.
-                moving = [local for path, local in self._files.items() if moved(path, source, target) != path]
-                for local in moving:
-                    self.drop(local)
-                    local.path = moved(local.path, source, target)
-                    self._files[local.path] = local
-        for local in moving:
-            try:
-                local.rebase()
-            except OSError as error:  # it keeps its old base, and is not sent over another version
-                logger.warning("looking up %s after it was renamed: %s", local.path, error)
 
 
 def _copy(source: IO[bytes], target: IO[bytes], size: int) -> None:
