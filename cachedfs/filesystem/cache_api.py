@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import os
@@ -73,6 +74,11 @@ class CacheMethods(ChainedFileSystem):
         from cachedfs.prefetch.handle import begin
 
         return begin(self._reader, items, window=window, strip=strip, glob=glob, callback=callback)
+
+    async def _prefetch(
+        self, items: Items, window: int | str | None = None, callback: Any = DEFAULT_CALLBACK
+    ) -> Prefetch:
+        return await asyncio.to_thread(self.prefetch, items, window, callback)
 
     def _is_item_cached(self, item: AnyPath | tuple[str, int | None, int | None]) -> bool:
         """Return whether an object, or a byte range of one, is cached, so that reading it sends no request."""
