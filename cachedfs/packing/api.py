@@ -215,7 +215,7 @@ class Packing:
         The parameters are those of `pack`.
         """
         started = time.perf_counter()
-        existing, first = self._prepare(overwrite=overwrite)
+        existing, progress, first = self._prepare(overwrite=overwrite)
         begin = partial(self.store.begin, first, self.plan.encodings)
         task = PackTask(self.source, self.store, self.plan.encodings)
         self.store.is_interrupted = False
@@ -225,14 +225,16 @@ class Packing:
             dask_client(client) as executor,
             contextlib.closing(TaskPool(task, executor, _n_workers(n_workers, executor))) as pool,
         ):
-            run = PackRun(task, pool, begin, existing, callback.relative_update, most_skipped)
+            run = PackRun(task, pool, begin, existing, progress, callback.relative_update, most_skipped)
             run()
         if run.skipped and not self._is_skipping:
             raise ValueError(_why_not_packed(self.files, run.skipped))
         return self._finish(run, started)
 
-    def _prepare(self, *, overwrite: bool) -> tuple[dict[str, StoredObject], dict[str, bytes]]:
-        """Return the objects of an earlier run of this pack, and those to write first. A new pack gets an empty store.
+    def _prepare(self, *, overwrite: bool) -> tuple[dict[str, StoredObject], PackProgress, dict[str, bytes]]:
+        """Return the objects and the progress of an earlier run of this pack, and the objects to write first.
+
+        A new pack gets an empty store.
 
         Raises FileExistsError if anything else is at the target and may not be removed.
         """
@@ -242,13 +244,13 @@ class Packing:
         progress = PackProgress.from_bytes((store.read(PROGRESS) or b"") if PROGRESS in existing else b"")
         first = {PLAN: self._plan_json} | ({FILES: self.files.as_bytes()} if self.source.may_skip else {})
         if stored_plan == self._plan_json and not progress.packed(self.files.removed, self.source.parts()):
-            return existing, {name: data for name, data in first.items() if name not in existing}
+            return existing, progress, {name: data for name, data in first.items() if name not in existing}
         if existing:
             is_ours = any(name in ZARR or name.startswith(f"{BESIDE}/") for name in existing)
             if not (overwrite and is_ours):
                 raise FileExistsError(_why_not_empty(store.url, stored_plan is not None, is_ours=is_ours))
             store.clear()
-        return {}, first
+        return {}, PackProgress(), first
 
     def _finish(self, run: PackRun, started: float) -> Packed:
         store, lengths = self.store, run.lengths

@@ -83,10 +83,12 @@ class PackRun:
         pool: TaskPool,
         begin: Callable[[], None],
         existing: Mapping[str, StoredObject],
+        progress: PackProgress,
         on_stored: Callable[[int], object],
         most_skipped: float,
     ) -> None:
-        """`begin` must end before anything else is written. `existing` has the objects in the store.
+        """`begin` must end before anything else is written. `existing` has the objects in the store, of which an
+        earlier run left `progress`.
 
         `on_stored(n)` is called after `n` bytes of big fields are stored. The run stops after `most_skipped` files
         that cannot be packed.
@@ -101,7 +103,7 @@ class PackRun:
             for name, encoding in task.encodings.items()
             if name not in task.big
         }
-        self._progress = PackProgress()
+        self._progress = progress
         self._restore()
         self.stored: dict[str, StoredObject] = {}
         self._ends = {field.name: self.lengths[field.name] for field in task.source.fields if field.is_ragged}
@@ -154,16 +156,14 @@ class PackRun:
 
     def _restore(self) -> None:
         """Continue from the progress of an earlier run, as far as its objects are still there."""
-        store, existing = self._task.store, self._existing
-        found = PackProgress.from_bytes((store.read(PROGRESS) or b"") if PROGRESS in existing else b"")
-        verified = found.verified.items()
-        found.verified = {
+        progress, existing = self._progress, self._existing
+        verified = progress.verified.items()
+        progress.verified = {
             name: each for name, each in verified if name in existing and existing[name].version == each
         }
-        self._progress = found
         full = (
             (name, i)
-            for name, n in found.lengths.items()
+            for name, n in progress.lengths.items()
             for i in range(n // self._task.encodings[name].shard[0])
         )
         if any(self._needs(*shard) for shard in full):

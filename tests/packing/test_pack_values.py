@@ -81,8 +81,6 @@ def test_integers_with_zeros_in_front_stay_text(tmp_path):
         ("0x1f", "'0x1f' is hexadecimal, which pandas keeps as text"),
         ("-0X1f", "'-0X1f' is hexadecimal"),
         ("1_0", "Failed to parse string: '1_0'"),
-        ("1.5", "Failed to parse string: '1.5'"),
-        ("--1", "Failed to parse string: '--1'"),
     ],
 )
 def test_a_late_text_among_numbers_is_an_error_that_names_it(tmp_path, monkeypatch, late, reason):
