@@ -17,7 +17,7 @@ CERTAIN = 2.0  # where one takes so many times as long as the other, twice, tria
 
 
 class MadeBatch(NamedTuple):
-    """How a batch was made: between which times, its CPU time, and the wait for bytes, in seconds; and its size."""
+    """Measurements of one batch, in seconds: when it was begun and ended, its CPU time, and the wait for its bytes."""
 
     began: float
     ended: float

@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 
 class MetadataMethods(BaseFileSystem):
-    """Mixin with the methods of `CachedFileSystem` about metadata, and those that run coroutines on the engine's loop."""
+    """Mixin with the methods of `CachedFileSystem` that return metadata.
+
+    It also has those that run a coroutine on the event loop of the engine: `_run` and `_hop`.
+    """
 
     _objects: Objects
     _reader: Reader

@@ -26,9 +26,9 @@ _KEEPS_ID = 64 << 20  # bytes of a file that is written into the Drive file that
 
 
 class WrittenFiles:
-    """The inodes of files that are open for writing. Thread-safe; the lock of the inodes is not held while one is sent.
+    """The inodes of files that are open for writing. Thread-safe.
 
-    Such a file is local until it is closed or synced, and is then sent as a whole. Its local copy is in the folder
+    The lock of the inodes is not held while a file is sent. Such a file is local until it is closed or synced, and is then sent as a whole. Its local copy is in the folder
     `temporary`. An absence is known for `kept_s`.
     """
 

@@ -85,7 +85,7 @@ class RunFigures(FetchCounts):
 
 @dataclass(frozen=True)
 class Analysis:
-    """What limited a run, the shares of its parts, and what to do.
+    """The result of `analyse`: what limited a run, the share of each part in its time, and what to do.
 
     `limit`: the name of a part, "start" (only the first batch was waited for), or None if no part explains the waiting.
     `shares`: the time of each part as a share of the run; they overlap. `verdict`: what limited it, as a sentence.

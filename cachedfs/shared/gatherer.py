@@ -12,9 +12,8 @@ from cachedfs.shared.piece import LARGE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FILE = (
-    8 << 20
-)  # bytes of a file, about: parallel file systems, buckets and Google Drive suffer from many small ones
+# Bytes of a file, about: parallel file systems, buckets and Google Drive suffer from many small ones.
+FILE = 8 << 20
 SETTLE_S = 2.0  # after this time without a further block, an incomplete group is written as it is
 HURRY_S = 0.2  # the same if another node waits, and no request brings more of it
 LONGEST_S = 60.0  # the longest wait for more small objects
@@ -40,7 +39,7 @@ class BlockGroup:
 
     @property
     def start(self) -> int:
-        """Where the first of the blocks begins in the object."""
+        """The offset of the first block in the object, in bytes."""
         return min(self.indexes) * self.version.block_size
 
     @property
@@ -102,7 +101,8 @@ class Gatherer:
     ) -> list[list[BlockGroup]]:
         """Remove and return the groups to write now, by file; each file is of one origin.
 
-        That is `everything`, or if it `hurries`, as another node waits, all of which no more `is_coming`.
+        These are all groups if `everything` is set, else those that are complete or have settled. If another node waits
+        (`hurries`), a group settles sooner, unless more of it `is_coming`.
         """
         is_quiet = hurries or now - self._last_at >= min(
             max(SETTLE_S, self._last_at - self._began_at), LONGEST_S

@@ -50,9 +50,8 @@ RENEW_S = 5.0  # between two listings of a subfolder
 THREADS = 16
 TRIES = 3  # of one read, at files that cannot be used
 SLACK_S = 2.0  # times of files may be rounded, and a file takes a moment to be written
-OLD_S = (
-    6 * 86400.0
-)  # the local cache removes metadata that is a day older, unless it has blocks of the object
+# The local cache removes metadata that is a day older, unless it has blocks of the object.
+OLD_S = 6 * 86400.0
 _IMPORTED = "cachedfs-shared"  # the origin of a record for each file whose metadata is in the local cache
 
 T = TypeVar("T")

@@ -175,7 +175,10 @@ class SentRequests:
 
 
 class DriveLimits:
-    """Limits of the requests of one account in this process: Google's rates, and a share of the daily quota (or None)."""
+    """Limits the requests of one account in this process.
+
+    The limits are Google's rates and, unless `share` is None, a share of the daily quota.
+    """
 
     def __init__(
         self,
