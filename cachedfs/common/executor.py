@@ -104,12 +104,12 @@ class DaemonThreadPool(ThreadPoolExecutor):
         return True
 
 
-def each_in_threads(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Call `work` with each item, AT_ONCE at a time in threads; return the results. The first error ends it."""
+def each_in_threads(work: Callable[[T], R], items: Iterable[T], *, at_once: int = AT_ONCE) -> list[R]:
+    """Call `work` with each item, so many at a time, in threads; return the results. The first error ends it."""
     todo = list(items)
     if len(todo) == 1:
         return [work(todo[0])]
-    pool = DaemonThreadPool(AT_ONCE, "cachedfs-each")
+    pool = DaemonThreadPool(at_once, "cachedfs-each")
     try:
         return [future.result() for future in [pool.submit(work, item) for item in todo]]
     finally:

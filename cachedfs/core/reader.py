@@ -433,11 +433,7 @@ class Reader:
 
 def _zeros(size: int) -> io.BytesIO:
     """Return a buffer of `size` bytes, whose `getvalue` does not copy."""
-    buffer = io.BytesIO()
-    if size:
-        buffer.seek(size - 1)
-        buffer.write(b"\0")
-    return buffer
+    return io.BytesIO(bytes(size))  # these bytes are memory that the kernel fills with zeros at its first use
 
 
 async def _for_each(items: Sequence[T], act: Callable[[T], Awaitable[None]], most: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -104,7 +105,7 @@ class GoogleUpload(ABC, Generic[T]):
     policy: RetryPolicy
     base: str  # the service's address
     has_one_host = False  # whether sessions have the address of the service
-    most_at_once = PIECE  # the most bytes that the service takes in one request
+    most_at_once: float = math.inf  # the most bytes that the service takes in one request
 
     @abstractmethod
     def begin(self, kind: str, headers: Mapping[str, str], data: bytes) -> HTTPRequest:
@@ -132,7 +133,7 @@ class GoogleUpload(ABC, Generic[T]):
     async def transfer(self, resource: Mapping[str, Any], mime: str) -> T:
         """Send the bytes with the metadata of their object; return the new object."""
         size, metadata = self.content.size, json.dumps(resource, ensure_ascii=False).encode()
-        if size <= min(self.most_at_once, PIECE):
+        if _is_one_piece(size) and size <= self.most_at_once:
             boundary = secrets.token_hex(16).encode()
             part = b"--%s\r\nContent-Type: %s\r\n\r\n%s\r\n"
             body = part % (boundary, JSON.encode(), metadata)
@@ -181,7 +182,7 @@ class GoogleUpload(ABC, Generic[T]):
         size = self.content.size
         start, most, is_known, tries = 0, 0, True, RetryAttempts(self.policy)
         while True:
-            stop = min(start + PIECE, size)
+            stop = size if _is_one_piece(size - start) else start + PIECE
             request = replace(session, doing=f"sending bytes {start} to {stop}")
             try:
                 if not is_known:
@@ -213,3 +214,7 @@ class GoogleUpload(ABC, Generic[T]):
             return 0, self.finished(answer)
         last = number(answer.headers.get("range", "").rpartition("-")[2])
         return (0 if last is None else last + 1), None
+
+
+def _is_one_piece(size: int) -> bool:
+    return size <= PIECE + PIECE // 8  # a file of a shared cache has 8 MiB and an index

@@ -37,8 +37,11 @@ class Leases:
 
     def take(self, names: Sequence[str]) -> set[str]:
         """Take leases; return those that this node may use. Nodes that hold the others are asked to hurry."""
-        each = each_in_threads if self._folder.times_itself else map  # at a URL, each takes a request
-        return {name for name, is_ours in zip(names, each(self._take, names), strict=True) if is_ours}
+        if self._folder.times_itself and names:  # at a URL, each takes a request
+            found: Iterable[bool] = each_in_threads(self._take, names, at_once=len(names))
+        else:
+            found = map(self._take, names)
+        return {name for name, is_ours in zip(names, found, strict=True) if is_ours}
 
     def _take(self, name: str) -> bool:
         if name in self.held:  # of another read, which need not bring what this one wants

@@ -47,7 +47,8 @@ from cachedfs.shared.whole_files import WholeFiles
 logger = logging.getLogger("cachedfs.shared")
 
 RENEW_S = 5.0  # between two listings of a subfolder
-THREADS = 16
+RECENT_S = 1.0  # so long, a listing of a bucket tells what is there: another one takes a request
+THREADS = 32  # reads at a time
 TRIES = 3  # of one read, at files that cannot be used
 SLACK_S = 2.0  # times of files may be rounded, and a file takes a moment to be written
 # The local cache removes metadata that is a day older, unless it has blocks of the object.
@@ -87,6 +88,7 @@ class SharedCache:
         self._looks: dict[str, _Look] = {}
         self._looking: dict[str, threading.Lock] = {}
         self._looked_at: dict[str, float] = {}  # when the last look at a subfolder began
+        self._awaited: set[str] = set()  # leases that another node had at the last try
         self._progress_at = 0.0
         self.bytes_read = 0
         self._leases = Leases(self._folder)
@@ -185,6 +187,11 @@ class SharedCache:
     def _take_and_look(self, names: Sequence[str], subfolder: str) -> set[str]:
         """Take leases, and see what came there before they were free. In a thread."""
         taken = self._leases.take(names)
+        looked_at = max(self._looked_at.get(each, -RECENT_S) for each in ("", subfolder))
+        is_recent = self._folder.times_itself and time.monotonic() - looked_at < RECENT_S
+        if is_recent and taken.issuperset(names) and self._awaited.isdisjoint(names):
+            return taken
+        self._awaited = self._awaited.difference(taken).union(set(names) - taken)
         look = self._looks.get("" if self._folder.lists_all else subfolder)
         if look is not None and (look.future.done() or self._folder.times_itself):  # else that takes long
             self._look(subfolder)

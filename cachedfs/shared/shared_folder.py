@@ -82,6 +82,10 @@ class SharedFolder(SharedPlace):
                     'with shared_cache_trust="anyone"'
                 )
         self._is_network = disk.is_network(self.folder)
+        if not self._is_network:
+            self.chunk = (
+                8 << 20
+            )  # a local disk answers in time, and each read costs two changes of the thread
         self._is_checked = True
 
     def names(self, subfolder: str) -> list[str]:

@@ -16,7 +16,7 @@ from cachedfs.cache import disk
 from cachedfs.cache.block_file import PLACE, open_block, place
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.clock import clock
-from cachedfs.common.executor import each_in_threads
+from cachedfs.common.executor import AT_ONCE, each_in_threads
 from cachedfs.common.types import ObjectInfo, ObjectKey
 from cachedfs.errors import BadBlock, CachedFSError
 from cachedfs.shared.gatherer import BlockGroup, Gatherer, runs_of
@@ -167,12 +167,15 @@ class SharedWriter:
         def put(groups: list[BlockGroup]) -> None:
             self._put(groups[0].version.identity, groups)
 
-        is_reading = bool(self._leases.reads)  # then they would be in the way
-        if self._folder.times_itself and not (self._folder.counts_requests or is_reading):
-            each_in_threads(put, [groups for groups in files if groups[0].size >= LARGE])
-            files = [groups for groups in files if groups[0].size < LARGE]
+        together = self._folder.times_itself and not self._folder.counts_requests
+        large = [groups for groups in files if together and groups[0].size >= LARGE]
+        while large:
+            n = 1 if self._leases.reads else AT_ONCE  # more would be in the way of reads
+            each_in_threads(put, large[:n])
+            del large[:n]
         for groups in files:
-            put(groups)
+            if not (together and groups[0].size >= LARGE):
+                put(groups)
 
     def _put(self, identity: str, groups: list[BlockGroup]) -> None:
         """Write a file of these blocks: one large piece, or several small ones with the metadata that nobody has yet."""

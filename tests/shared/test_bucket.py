@@ -1,11 +1,13 @@
 """A shared cache in a bucket: what the store is asked, its clock, and that it is not in the way."""
 
 import contextlib
+import math
+from collections import Counter
 
 import pytest
 
 from cachedfs.origins.gcs.origin import GCSOrigin
-from cachedfs.shared import leases, origin_store, shared_bucket
+from cachedfs.shared import leases, origin_store, shared_bucket, shared_cache
 from cachedfs.shared.leases import Leases, lease_of
 from cachedfs.shared.shared_bucket import SharedBucket
 from cachedfs.sim import Fault
@@ -38,6 +40,18 @@ def test_what_one_node_has_read_the_next_one_reads_from_the_bucket(origin, node,
     assert fs.stats().requests == 0
     leave()
     assert len(cloud.asked()) < 2 * len(data)  # a range for each small object, and a few
+
+
+def test_a_part_of_a_large_object_costs_a_lease_and_one_upload(origin, node, cloud, bucket, monkeypatch):
+    monkeypatch.setattr(shared_cache, "RECENT_S", math.inf)
+    monkeypatch.setattr(shared_cache, "RENEW_S", math.inf)
+    origin.put("b/k", noise(24 * MiB))
+    fs = node("a", shared_cache=bucket)
+    fs.cat_file("b/k", start=0, end=1)
+    cloud.asked()
+    fs.cat_file("b/k")
+    leave()
+    assert Counter(cloud.asked()) == {"upload": 3 + 3 + 1, "delete": 3}  # and a file of metadata
 
 
 READ_AND_END = """
