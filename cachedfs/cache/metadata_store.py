@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -68,6 +69,8 @@ _OLD_VERSIONS = """DELETE FROM versions
 _OLD_ENTRIES = """SELECT id, checked_at, EXISTS (
         SELECT 1 FROM blocks WHERE blocks.origin = metadata.origin AND blocks.path = metadata.path)
     FROM metadata WHERE checked_at < ? AND (checked_at, id) > (?, ?) ORDER BY checked_at, id LIMIT ?"""
+_NEWER = """SELECT path FROM metadata WHERE origin = ? AND checked_at > ?
+    AND path IN (SELECT CAST(value AS BLOB) FROM json_each(?))"""
 # "0" is the character after "/": all paths below the folder are between the two.
 _OLD_LISTINGS = """SELECT id, checked_at, EXISTS (
         SELECT 1 FROM blocks WHERE blocks.origin = listings.origin
@@ -148,6 +151,12 @@ class MetadataStore(FeedStore):
         except TROUBLE:  # a row is damaged
             return None, None
         return newest, listed
+
+    def newer_than(self, at: float, identity: str, paths: Iterable[str]) -> set[str]:
+        """Return those of `paths` that have an entry of their own from after `at`; one query for all of them."""
+        values = origin_of(identity), at, json.dumps(list(map(stored_path, paths)))
+        found: list[Any] = self._own.query(lambda rows: rows.run(_NEWER, values).fetchall(), [])
+        return {text_of(row[0]) for row in found}
 
     def keep_records(self, records: Sequence[MetadataRecord], *, waits: bool = False) -> None:
         """Store metadata entries, each replacing an older one of its path. Raises CacheError. `waits`: as in `writing`."""

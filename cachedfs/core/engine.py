@@ -182,12 +182,12 @@ class Engine(EventLoopThread):
 
     def sums(self) -> dict[str, Any]:
         """Return the counters of `stats` that need no disk access, and the measured speed of the link."""
-        bytes_shared = self.shared.bytes_read if self.shared else 0
+        given, bytes_shared = (self.shared.bytes_given, self.shared.bytes_read) if self.shared else (0, 0)
         return {
             "hits": self.hits,
             "misses": self.store_queue.n_blocks,
             "requests": self.requests,
-            "bytes_fetched": max(0, self.bytes_fetched - bytes_shared),
+            "bytes_fetched": max(0, self.bytes_fetched - given),
             "bytes_shared": bytes_shared,
             "bytes_served": self.bytes_served,
             "evictions": self.cache.evictions,

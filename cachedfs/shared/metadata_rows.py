@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import io
 import json
 import math
 import zlib
@@ -31,6 +30,7 @@ LATEST_S = 1e12  # seconds; later times, infinities and NaN are invalid
 _BATCH_BYTES = 4 << 20  # approximate bytes of the metadata stored in one transaction
 _MAX_LISTING = 512 << 20  # approximate bytes of memory for the children of one listing
 _LONGEST_ROW = 1 << 20  # bytes; the details of one object take about 3 kB
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 _MAX_DEPTH = 16  # nesting of details; code that reads them later may have little stack left
 
 
@@ -40,11 +40,7 @@ class DamagedFile(Exception):
 
 def encoded_rows(rows: Iterable[Any]) -> bytes:
     """Return the bytes of a file with these rows."""
-    buffer = io.BytesIO()
-    with gzip.GzipFile("", "wb", 6, buffer, mtime=0) as file:
-        for row in rows:
-            file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
-    return buffer.getvalue()
+    return gzip.compress("".join([f"{_encode(row)}\n" for row in rows]).encode(), 6, mtime=0)
 
 
 def decoded_rows(file: IO[bytes]) -> Iterator[Any]:

@@ -8,7 +8,8 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -57,7 +58,7 @@ _IMPORTED = "cachedfs-shared"  # the origin of a record for each file whose meta
 
 T = TypeVar("T")
 Ask = Callable[[Range], AbstractAsyncContextManager[Reply]]
-GetWhole = Callable[[str], Awaitable[FilePart | None]]
+GetWhole = Callable[[str], asyncio.Future[FilePart | None] | None]
 
 
 class _Look(NamedTuple):
@@ -76,7 +77,7 @@ class SharedCache:
     """A shared cache behind the local one. The coroutines run on the engine's event loop.
 
     Nothing here raises an error of the folder: what cannot be read is asked of the origin, what cannot be written is not
-    shared. `bytes_read` is what was read from it.
+    shared.
     """
 
     def __init__(self, options: SharedOptions, cache: BlockStore) -> None:
@@ -90,7 +91,7 @@ class SharedCache:
         self._looked_at: dict[str, float] = {}  # when the last look at a subfolder began
         self._awaited: set[str] = set()  # leases that another node had at the last try
         self._progress_at = 0.0
-        self.bytes_read = 0
+        self.bytes_given = self._bytes_apart = 0  # to reads; of these, not from whole files
         self._leases = Leases(self._folder)
         self._read_leases = ReadLeases(self._leases, self._take, self._pool)
         self._writer = SharedWriter(
@@ -100,6 +101,11 @@ class SharedCache:
 
     def __repr__(self) -> str:
         return self._folder.folder + (f" ({self._folder.trouble})" if self._folder.trouble else "")
+
+    @property
+    def bytes_read(self) -> int:
+        """The bytes of objects that were read from it, wanted or not."""
+        return self._bytes_apart + sum(self._whole_files.sizes)
 
     def close(self) -> None:
         """Write what waits if the folder answers, and end the threads."""
@@ -154,7 +160,8 @@ class SharedCache:
                 return
             if lease is not None:
                 self._read_leases.end(lease, is_complete=False)
-        get_whole = partial(self._whole_files.get, version=version, bounds=bounds)
+        counts = self._folder.counts_requests
+        get_whole = partial(self._whole_files.get, version=version, bounds=bounds, with_next=counts)
         async with contextlib.aclosing(self._body(key, info, want, ask, waits, get_whole)) as body:
             yield SharedReply(info, want.start, want.stop, body)
 
@@ -201,14 +208,21 @@ class SharedCache:
         self, key: str, info: ObjectInfo, want: Range, ask: Ask, waits: bool, get_whole: GetWhole
     ) -> AsyncGenerator[bytes, None]:
         at, opened, n_left = want.start, dict[str, tuple[StoredFile, Piece, int]](), TRIES
+        n_readers = self._whole_files.n_readers
         while at < want.stop and n_left:
             if (placed := await self._at(key, info, at, waits=waits)) is None:
                 break
-            data = await self._whole_bytes(placed, at, want.stop, get_whole)
-            data = data or await self._in_time(partial(self._bytes_of, placed, opened, at, want.stop))
+            n_readers[placed.file] += 1
+            try:
+                data = await self._whole_bytes(placed, at, want.stop, get_whole)
+                if data is None:
+                    data = await self._in_time(partial(self._bytes_of, placed, opened, at, want.stop))
+                    self._bytes_apart += len(data or b"")
+            finally:
+                n_readers -= Counter((placed.file,))  # keeps no zeros
             n_left -= not data
             if data:
-                self.bytes_read += len(data)
+                self.bytes_given += len(data)
                 at += len(data)
                 yield data
         if at == want.stop:
@@ -237,10 +251,15 @@ class SharedCache:
         self, placed: PlacedPiece, at: int, stop: int, get_whole: GetWhole
     ) -> bytes | None:
         """Return some bytes from `at` on of a small object, from its whole file; None if it is not read as a whole."""
-        if not (self._folder.counts_requests and is_gathered(placed.file.rpartition("/")[2])):
+        if not is_gathered(placed.file.rpartition("/")[2]) or (found := get_whole(placed.file)) is None:
             return None
         try:
-            if (file := await get_whole(placed.file)) is None:
+            limit_s = None if self._folder.times_itself else self._folder.answers_s
+            done, _ = await asyncio.wait([found], timeout=limit_s)
+            if not done and placed.file in self._whole_files.being_read:
+                self._folder.did_not_answer()
+                return None
+            if (file := await asyncio.shield(found)) is None:
                 return None
             piece, offset = file.find(placed)
             return file.read(piece, offset, at, min(stop, piece.stop))

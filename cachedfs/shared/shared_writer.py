@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 from cachedfs.cache import disk
 from cachedfs.cache.block_file import PLACE, open_block, place
 from cachedfs.cache.block_store import BlockStore
+from cachedfs.cache.index.metadata_records import encode_info
 from cachedfs.common.clock import clock
 from cachedfs.common.executor import AT_ONCE, each_in_threads
 from cachedfs.common.types import ObjectInfo, ObjectKey
+from cachedfs.common.urls import folder_of, stored_path
 from cachedfs.errors import BadBlock, CachedFSError
 from cachedfs.shared.gatherer import BlockGroup, Gatherer, runs_of
 from cachedfs.shared.known_pieces import KnownPieces
@@ -79,7 +81,8 @@ class SharedWriter:
         self._n_put = 0  # files that were written, or could not be
         self._full_until = 0.0
         self._small: dict[str, _SmallFile] = {}  # by origin
-        self._listed_at: dict[tuple[str, str], float] = {}  # when this process put a listing there
+        # When this process put the listing of a folder there (monotonic), and the time of that listing.
+        self._listed: dict[tuple[str, str], tuple[float, float]] = {}
         # Large objects of which a piece was put there: those whose metadata was, too, and by origin those yet to come.
         self._told: set[str] = set()
         self._untold: dict[str, list[ObjectInfo]] = {}
@@ -225,8 +228,10 @@ class SharedWriter:
         """Write small pieces and metadata, together with those of the last file if that is small."""
         infos = [*self._untold.pop(identity, ()), *(group.info for group in groups)]
         self._tell_at = time.monotonic() + TELL_S
-        paths, is_due = [info.path for info in infos], partial(self._is_due, identity)
-        rows = list(rows_about(self._cache.metadata, identity, paths, is_due))
+        versions = self._versions(identity, infos)
+        paths = [info.path for info in infos if info.path not in versions]
+        rows = list(rows_about(self._cache.metadata, identity, paths, partial(self._is_due, identity)))
+        rows += versions.values()
         before = self._small.pop(identity, None)
         if before is not None and all(self._has(group) for group in before.groups):
             groups, rows = before.groups + groups, before.rows + rows
@@ -236,6 +241,9 @@ class SharedWriter:
         if written is None:
             return
         name, size = written
+        for kind, folder, at, *_ in rows:
+            if kind == "listing":
+                self._listed[identity, folder] = time.monotonic(), at
         if before is not None and before.name != name:
             self._folder.remove(before.name)
             self._known.remove(before.name)
@@ -250,12 +258,29 @@ class SharedWriter:
         self._wrote(*placed)
         return placed[0], sum(each.piece.stop - each.piece.start for each in placed[1])
 
+    def _versions(self, identity: str, infos: Sequence[ObjectInfo]) -> dict[str, list[Any]]:
+        """Return a row for each object of which a listing that was put there is the last answer, by path."""
+        store, by_folder, rows = self._cache.metadata, dict[str, list[ObjectInfo]](), dict[str, list[Any]]()
+        for info in infos:
+            by_folder.setdefault(folder_of(info.path), []).append(info)
+        for folder, members in by_folder.items():
+            put_at, at = self._listed.get((identity, folder), (-AGAIN_S, 0.0))
+            listed = store.find(identity, members[0].path)[1]
+            if listed is None or listed.checked_at != at or time.monotonic() - put_at >= AGAIN_S:
+                continue
+            newer = store.newer_than(at, identity, [info.path for info in members])
+            for info in members:
+                if stored_path(info.path) not in newer:
+                    with contextlib.suppress(TypeError):  # details that JSON does not have
+                        rows[info.path] = ["version", info.path, encode_info(info)]
+        return rows
+
     def _is_due(self, identity: str, folder: str) -> bool:
         """Return whether the listing of a folder is to be put there, and note that it is."""
         now = time.monotonic()
-        if now - self._listed_at.get((identity, folder), -AGAIN_S) < AGAIN_S:
+        if now - self._listed.get((identity, folder), (-AGAIN_S, 0.0))[0] < AGAIN_S:
             return False
-        self._listed_at[identity, folder] = now
+        self._listed[identity, folder] = now, 0.0
         return True
 
 

@@ -1,10 +1,11 @@
-"""Files with many objects, read as a whole, where the store counts requests."""
+"""Files with many objects, read as a whole: one read for many, and their objects are stored together."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import math
+from collections import Counter
 from concurrent.futures import Executor
 
 from cachedfs.cache.block_store import BlockStore
@@ -15,6 +16,7 @@ from cachedfs.shared.metadata_rows import infos_in
 from cachedfs.shared.piece import blocks_in, shareable_key
 from cachedfs.shared.shared_store import FilePart, ReadableStore
 
+MANY = 8  # readers at a time of objects in one file
 _LARGEST = 32 << 20  # bytes of a file, which are in memory
 _MOST = 8  # files in memory, for those who wait for other objects in them
 _KEPT_S = 5.0  # for so long
@@ -26,8 +28,8 @@ _SHARE = (
 class WholeFiles:
     """Reads each file as a whole once, and puts the objects in it into the local cache. On the event loop thread.
 
-    With each file that is used, the one that was written next comes too: objects are often read in the same order. What was
-    evicted since, or did not fit, is read from the file object by object.
+    `n_readers` counts those who read objects in a file now. What was evicted since, or did not fit, is read from the file
+    object by object.
     """
 
     def __init__(self, store: ReadableStore, cache: BlockStore, pool: Executor) -> None:
@@ -35,26 +37,33 @@ class WholeFiles:
         self._recent: dict[str, asyncio.Future[FilePart | None]] = {}  # being read, or in memory
         self._known: set[str] = set()  # were read, or are
         self._used: set[str] = set()
+        self.being_read: set[str] = set()  # their objects are not being stored yet; changed in any thread
         self.written_at: dict[str, float] = {}  # of files that may be read; changed in any thread
+        self.n_readers = Counter[str]()
+        self.sizes: list[int] = []  # bytes of the objects in each file that was read; changed in any thread
 
-    async def get(self, name: str, version: ObjectKey, bounds: CacheBounds) -> FilePart | None:
-        """Return a file in which the object of `version` is; None if it is to be read object by object.
+    def get(
+        self, name: str, version: ObjectKey, bounds: CacheBounds, *, with_next: bool
+    ) -> asyncio.Future[FilePart | None] | None:
+        """Return the file in which the object of `version` is, if enough of its objects are wanted, or it was just read.
 
-        Raises DamagedFile and OSError.
+        The future has None for a file that is to be read object by object, and raises DamagedFile and OSError. Do not cancel
+        it. `with_next`: read the file too that was written next, as objects are often read in the same order.
         """
-        self._start(name, version, bounds)
-        if name not in self._used:
+        if with_next or self.n_readers[name] >= MANY:
+            self._start(name, version, bounds)
+        if with_next and name not in self._used:
             self._used.add(name)
             at = self.written_at.get(name, math.inf)
             later = [(when, each) for each, when in list(self.written_at.items()) if when > at]
             if later:
                 self._start(min(later)[1], version, bounds)
-        recent = self._recent.get(name)
-        return None if recent is None else await asyncio.shield(recent)
+        return self._recent.get(name)
 
     def _start(self, name: str, version: ObjectKey, bounds: CacheBounds) -> None:
         if name not in self._known:
             self._known.add(name)
+            self.being_read.add(name)
             loop = asyncio.get_running_loop()
             found = loop.run_in_executor(self._pool, self._read, name, version, bounds)
             found.add_done_callback(lambda _: loop.call_later(_KEPT_S, self._recent.pop, name, None))
@@ -69,6 +78,7 @@ class WholeFiles:
         with contextlib.suppress(CacheError):
             if file.size <= min(_LARGEST, self._cache.room(bounds) // _SHARE):
                 found = FilePart(file.part(0, file.size), 0, file.size, file.modified_at)
+                self.being_read.discard(name)
                 self._keep(found, version, bounds)
                 return found
         return None
@@ -76,6 +86,7 @@ class WholeFiles:
     def _keep(self, file: FilePart, version: ObjectKey, bounds: CacheBounds) -> None:
         """Put the objects in a file into the local cache, if they are of the origin and account of `version`."""
         identity, _, pieces, rows = file.index()
+        self.sizes.append(sum([piece.stop - piece.start for piece, _ in pieces]))
         if identity != version.identity:
             return
         infos = {shareable_key(identity, info): info for info in infos_in(rows)}

@@ -17,7 +17,7 @@ from tests.support import KiB, forget, noise
 
 OLD, NEW, OTHER = noise(1000), noise(2000, seed=1), noise(2000, seed=2)
 PIECE = 256 * KiB
-LARGE = noise(PIECE + 1000, seed=3)  # two pieces
+LARGE = noise(PIECE + PIECE // 4, seed=3)  # two pieces
 AT_NS = 1_234_567_890_123_456_789
 
 

@@ -36,10 +36,11 @@ def test_what_one_node_has_read_the_next_one_reads_from_the_bucket(origin, node,
     assert fs.info("b/d/1/1")["size"] == 50_001
     assert len(fs.ls("b/d/0")) == 7
     assert asked(origin) == []
-    assert fs.stats().bytes_shared == sum(map(len, data.values()))
+    assert fs.stats().bytes_fetched == 0
+    assert fs.stats().bytes_shared >= sum(map(len, data.values()))
     assert fs.stats().requests == 0
     leave()
-    assert len(cloud.asked()) < 2 * len(data)  # a range for each small object, and a few
+    assert len(cloud.asked()) < len(data)  # the small objects came with their file
 
 
 def test_a_part_of_a_large_object_costs_a_lease_and_one_upload(origin, node, cloud, bucket, monkeypatch):

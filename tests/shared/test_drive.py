@@ -79,7 +79,7 @@ def test_a_next_file_that_cannot_be_read_is_an_error_only_for_who_wants_it():
         whole = WholeFiles(Store(), None, pool)
         whole.written_at.update(first=1.0, third=3.0, second=2.0)
         with pytest.raises(FileNotFoundError):
-            await whole.get("first", None, None)
+            await whole.get("first", None, None, with_next=True)
         await asyncio.wait([*whole._recent.values()])
         whole._recent.clear()
         gc.collect()
@@ -153,6 +153,10 @@ def test_it_has_a_size_there_unless_another_one_is_given():
     assert Config.resolve({"shared_cache": "gs://b/x"}).shared.size is None
 
 
+async def read_whole(files, name, key):
+    return await files.get(name, key, CacheBounds(size=None, keep_free=0), with_next=True)
+
+
 def test_objects_of_another_account_are_not_kept_under_its_name(origin, node, shared, tmp_path):
     data = filled(origin, n=3)
     fs = node("a")
@@ -166,7 +170,7 @@ def test_objects_of_another_account_are_not_kept_under_its_name(origin, node, sh
         key = ObjectKey(identity, info.path, info.fingerprint, MiB)
         with contextlib.closing(cache), ThreadPoolExecutor(1) as pool:
             whole = WholeFiles(folder, cache, pool)
-            found = asyncio.run(whole.get(name, key, CacheBounds(size=None, keep_free=0)))
+            found = asyncio.run(read_whole(whole, name, key))
             assert len(found.index().pieces) == 3
             assert cache.has(key, 0) == is_kept
 

@@ -56,9 +56,12 @@ def test_what_one_node_has_read_the_next_one_reads_without_a_request(origin, nod
     assert len(fs.ls("b/d/0")) == 7
     assert asked(origin) == []
     stats, size = fs.stats(), sum(map(len, data.values()))
-    assert (stats.bytes_fetched, stats.bytes_shared, stats.requests) == (0, size, 0)
+    assert (stats.bytes_fetched, stats.requests) == (0, 0)
+    assert (
+        size <= stats.bytes_shared < size + 7 * 51_000
+    )  # until eight wait for a file, each reads what it wants
     read_all(fs, data)  # from its own cache
-    assert fs.stats().bytes_shared == size
+    assert fs.stats().bytes_shared == stats.bytes_shared
 
 
 def test_a_small_file_costs_two_operations_to_put_there_and_none_to_read(origin, node, shared, monkeypatch):
@@ -84,6 +87,21 @@ def test_a_small_file_costs_two_operations_to_put_there_and_none_to_read(origin,
     assert node("b").cat(list(data)) == data
     n_files = len(list((place / GATHERED).iterdir()))
     assert {key: times for key, times in counts.items() if times} == {(GATHERED, "open"): n_files}
+
+
+def test_a_file_of_which_many_objects_are_wanted_is_read_as_a_whole(origin, node, monkeypatch):
+    data = filled(origin, n=40)
+    read_all(node("a"), data)
+    fs = node("b")
+    small = sorted(data.keys() - {"b/big"})
+    assert [fs.cat_file(path) for path in small[:9]] == [data[path] for path in small[:9]]
+    assert not fs.cached_extent(small[-1])  # one after the other, each by itself
+    wanted = small[9:29]
+    assert fs.cat(wanted) == {path: data[path] for path in wanted}
+    monkeypatch.setattr(SharedFolder, "open", None)
+    assert [fs.cat_file(path) for path in small[29:]] == [data[path] for path in small[29:]]
+    assert asked(origin)[-1] != ("read", small[-1])
+    assert fs.stats().bytes_shared >= sum(len(data[path]) for path in small)
 
 
 def test_reads_of_one_process_in_the_same_part_do_not_wait_for_each_other(origin, node, monkeypatch):
