@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import io
 import math
 import os
 import stat
@@ -18,6 +17,8 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+from cachedfs.common.buffer import zeros
 
 Buffer = bytes | bytearray | memoryview
 
@@ -107,8 +108,7 @@ def read_cached_into(fd: int, buffer: bytearray | memoryview, offset: int) -> in
 
 def read_cached(fd: int, size: int, offset: int) -> bytes:
     """Return bytes from the page cache only. Raises BlockingIOError if they are not all there."""
-    # BytesIO returns its buffer without a copy: copying a block would double its memory.
-    filled = io.BytesIO(bytes(size))
+    filled = zeros(size)
     with filled.getbuffer() as buffer:
         read_cached_into(fd, buffer, offset)
     return filled.getvalue()

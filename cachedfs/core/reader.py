@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
@@ -12,6 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from cachedfs.common.blocks import clip, covering, first_range
+from cachedfs.common.buffer import zeros
 from cachedfs.common.event_log import waiting
 from cachedfs.common.types import Range
 from cachedfs.common.urls import without_slash
@@ -136,7 +136,7 @@ class Reader:
         blocks = covering(Range(start, stop), version.block_size)
         if len(blocks) > 1 and not all(self._has(version, index, stop) for index in blocks):
             return None
-        buffer, sources = _zeros(stop - start), set[Download]()
+        buffer, sources = zeros(stop - start), set[Download]()
         with buffer.getbuffer() as view:
             for index in blocks:
                 if not self._copy(version, index, view, start, stop, sources, nowait=nowait):
@@ -334,7 +334,7 @@ class Reader:
         n = self._whole_request // self._block_size  # blocks of one request
         requested = Range(0, 0) if download is None else Range(download.start, download.stop)
         fetched = set(covering(requested, self._block_size))
-        buffer, sources = _zeros(want.size), set[Download]()
+        buffer, sources = zeros(want.size), set[Download]()
         view = buffer.getbuffer()
         try:
             runs = [blocks[i : i + n] for i in range(0, len(blocks), n)]
@@ -429,11 +429,6 @@ class Reader:
                 logger.debug("not looked up: %s", error)  # keep the first answer: there is no such object
         is_folder = info is not None and info.kind == "directory"
         return objects.is_a_folder(entry.path) if is_folder else objects.not_found(entry.path, entry)
-
-
-def _zeros(size: int) -> io.BytesIO:
-    """Return a buffer of `size` bytes, whose `getvalue` does not copy."""
-    return io.BytesIO(bytes(size))  # these bytes are memory that the kernel fills with zeros at its first use
 
 
 async def _for_each(items: Sequence[T], act: Callable[[T], Awaitable[None]], most: int) -> None:
