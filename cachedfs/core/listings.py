@@ -142,7 +142,7 @@ class Listings:
     async def _ask(self, folder: str, *, deep: bool, is_for_names: bool = False) -> ListingRecord:
         objects, origin, now = self._objects, self._objects.origin(folder), clock.now()
         position = self._change_feeds.position(folder)
-        epoch, counter = objects.store.epoch(objects.identity), objects.counter(folder)
+        before, counter = self._changes(folder), objects.counter(folder)
         here = None
         if origin.by_parent and folder:
             here = await self._info(folder)
@@ -160,7 +160,9 @@ class Listings:
             is_watched = here is not None and all(map(is_covered, found))
             watch = self._change_feeds.snapshot(position, here) if is_watched else None
             if origin.lists_all(folder):  # a stored listing proves that other names are absent
-                kept = await asyncio.to_thread(self._store, listings, now, epoch, watch, is_for_names)
+                kept = await asyncio.to_thread(
+                    self._store, folder, listings, now, before, watch, is_for_names
+                )
         children = [child for at, infos in listings.items() for child in infos if not _is_nameless(child, at)]
         return ListingRecord(sorted(children, key=_by_path), now, kept.get(folder, -1))
 
@@ -169,30 +171,41 @@ class Listings:
         listing = (self._below if deep else self.cached)(folder, math.inf)
         return listing and _for_once(listing.infos)
 
+    def _changes(self, folder: str) -> int:
+        """Return a number that differs after a change below `folder`, which a listing meanwhile may have missed.
+
+        What Google Drive reports may be of an unknown folder: there it differs after any change.
+        """
+        objects = self._objects
+        if objects.origin(folder).by_parent:
+            return objects.store.epoch(objects.identity)
+        return objects.store.listing_counter(objects.identity, folder)
+
     def _store(
         self,
+        folder: str,
         listings: dict[str, list[ObjectInfo]],
         now: float,
-        epoch: int,
+        before: int,
         watch: FeedSnapshot | None,
         is_for_names: bool,
     ) -> dict[str, int]:
         """Store complete listings as of `now`; return the change counters of those that were stored, by folder.
 
-        Nothing is stored if a write to the origin changed `epoch` since they were requested. A listing is not stored if
+        Nothing is stored if the number of `_changes` is another one than `before` they were requested. A listing is not stored if
         it has a child without a name, or an object and a folder of the same name: the store keeps one entry per name,
         which would hide the other.
         """
         store, identity = self._objects.store, self._objects.identity
         listings = {
-            folder: found for folder, found in listings.items() if not _is_ambiguous(folder, found, listings)
+            name: found for name, found in listings.items() if not _is_ambiguous(name, found, listings)
         }
         paths = [info.path for found in listings.values() for info in found]
         counters = {path: store.counter(identity, path) for path in paths}
-        folder_counters = {folder: store.listing_counter(identity, folder) for folder in listings}
+        folder_counters = {name: store.listing_counter(identity, name) for name in listings}
         if is_for_names:
-            folder_counters = {folder: _of_names(counter) for folder, counter in folder_counters.items()}
-        if store.epoch(identity) != epoch:
+            folder_counters = {name: _of_names(counter) for name, counter in folder_counters.items()}
+        if self._changes(folder) != before:
             return {}  # a write happened during the request: return the listing, but do not cache it
         try:
             store.keep_listings(

@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,6 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.core import has_magic
 
 from cachedfs.common import text
-from cachedfs.common.executor import n_cores
 from cachedfs.datasets import arguments
 from cachedfs.datasets.file_list import URLs
 from cachedfs.packing.executors import TaskPool, dask_client
@@ -38,7 +38,7 @@ PLAN = f"{BESIDE}/plan.json"
 FILES = f"{BESIDE}/files.npz"  # the list of source files that the pack began with
 SKIPPED = "skipped.json"  # object of the store with the files that were left out
 MOST_NAMED = 20  # files that cannot be packed, after which a pack stops
-THREADS = 2, 4  # fewest and most threads when `n_workers` is None
+THREADS = 4  # that write shards, when `n_workers` is None: they wait for the target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,7 @@ def pack(
     text ("64MiB"), from 1 KiB to 1 GiB. `codec` is "none", "lz4" or "zstd". None chooses them from some samples and
     from the protocol of `target`; `Packed.layout` gives the reasons.
 
-    `n_workers` threads write the shards (up to 4 by default). With `client`, a Dask client, the address of a Dask
+    `n_workers` threads write the shards (4 by default). With `client`, a Dask client, the address of a Dask
     scheduler or any `concurrent.futures.Executor`, its workers write them. `storage_options` are the fsspec options of `source`,
     `target_options` those of `target`. `callback` is an fsspec callback that counts bytes of samples.
 
@@ -215,28 +215,33 @@ class Packing:
         The parameters are those of `pack`.
         """
         started = time.perf_counter()
-        existing, progress, first = self._prepare(overwrite=overwrite)
-        begin = partial(self.store.begin, first, self.plan.encodings)
+        existing, progress, first, replaces = self._prepare(overwrite=overwrite)
+        begin = partial(self.store.begin, first, self.plan.encodings, replaces=replaces)
         task = PackTask(self.source, self.store, self.plan.encodings)
         self.store.is_interrupted = False
         callback.set_size(self.source.total_size)
         most_skipped = math.inf if self._is_skipping else MOST_NAMED
-        with (
-            dask_client(client) as executor,
-            contextlib.closing(TaskPool(task, executor, _n_workers(n_workers, executor))) as pool,
-        ):
-            run = PackRun(task, pool, begin, existing, progress, callback.relative_update, most_skipped)
-            run()
-        if run.skipped and not self._is_skipping:
-            raise ValueError(_why_not_packed(self.files, run.skipped))
-        return self._finish(run, started)
+        with ThreadPoolExecutor(1, "cachedfs-check") as checker:
+            check = partial(checker.submit, self._check_source)
+            with (
+                dask_client(client) as executor,
+                contextlib.closing(TaskPool(task, executor, _n_workers(n_workers, executor))) as pool,
+            ):
+                run = PackRun(
+                    task, pool, begin, existing, progress, callback.relative_update, check, most_skipped
+                )
+                run()
+            if run.skipped and not self._is_skipping:
+                raise ValueError(_why_not_packed(self.files, run.skipped))
+            return self._finish(run, started)
 
-    def _prepare(self, *, overwrite: bool) -> tuple[dict[str, StoredObject], PackProgress, dict[str, bytes]]:
+    def _prepare(
+        self, *, overwrite: bool
+    ) -> tuple[dict[str, StoredObject], PackProgress, dict[str, bytes], bool]:
         """Return the objects and the progress of an earlier run of this pack, and the objects to write first.
 
-        A new pack gets an empty store.
-
-        Raises FileExistsError if anything else is at the target and may not be removed.
+        The last value says whether another store is to be removed before. Raises FileExistsError if anything else is at
+        the target and may not be removed.
         """
         store = self.store
         existing = store.listing()
@@ -244,13 +249,17 @@ class Packing:
         progress = PackProgress.from_bytes((store.read(PROGRESS) or b"") if PROGRESS in existing else b"")
         first = {PLAN: self._plan_json} | ({FILES: self.files.as_bytes()} if self.source.may_skip else {})
         if stored_plan == self._plan_json and not progress.packed(self.files.removed, self.source.parts()):
-            return existing, progress, {name: data for name, data in first.items() if name not in existing}
+            return (
+                existing,
+                progress,
+                {name: data for name, data in first.items() if name not in existing},
+                False,
+            )
         if existing:
             is_ours = any(name in ZARR or name.startswith(f"{BESIDE}/") for name in existing)
             if not (overwrite and is_ours):
                 raise FileExistsError(_why_not_empty(store.url, stored_plan is not None, is_ours=is_ours))
-            store.clear()
-        return {}, PackProgress(), first
+        return {}, PackProgress(), first, bool(existing)
 
     def _finish(self, run: PackRun, started: float) -> Packed:
         store, lengths = self.store, run.lengths
@@ -264,7 +273,7 @@ class Packing:
         skipped = {self.files.shown(number): run.skipped[number] for number in sorted(run.skipped)}
         if skipped:
             store.put(SKIPPED, json.dumps(skipped, indent=2, ensure_ascii=False).encode())
-        store.finish(documents, self._check_source)
+        store.finish(documents, run.checked.result)
         store.remove(BESIDE)
         n_stated = sum(each.is_stated for each in stored.values())
         return Packed(
@@ -341,7 +350,7 @@ def _n_workers(n_workers: int | None, executor: Any) -> int:
     """Return the number of threads, or of calls that an executor runs at once (0: as many as it has workers)."""
     if n_workers is not None:
         return arguments.at_least(1, n_workers=n_workers)
-    return min(max(n_cores(), THREADS[0]), THREADS[1]) if executor is None else 0
+    return THREADS if executor is None else 0
 
 
 def part_size(**given: Any) -> int | None:

@@ -22,7 +22,9 @@ class TaskPool:
     def __init__(self, task: PackTask, executor: Any, n_workers: int) -> None:
         """`executor` is an Executor or a Dask client; None: `n_workers` threads."""
         self._store, self._running = task.store, set[concurrent.futures.Future[Any]]()
-        self._threads = DaemonThreadPool(n_workers or 1, "cachedfs-pack")
+        self._threads = DaemonThreadPool(
+            (n_workers or 1) + (n_cores() if executor is None else 0), "cachedfs-pack"
+        )
         self.is_remote = executor is not None
         self._executor: Any = executor if self.is_remote else self._threads
         self._task: Any = task
@@ -56,11 +58,15 @@ class TaskPool:
         return future
 
     def ahead(self, begin: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:
-        """Yield items and what `begin` returns for each, after `begin` was called for the next `n_workers` items."""
+        """Yield items and what `begin` returns for each, after `begin` was called for the next few items.
+
+        Threads read as many as there are cores, since others write.
+        """
+        most = self.n_workers if self.is_remote else min(self.n_workers, max(2, n_cores()))
         begun = deque[tuple[T, R]]()
         for item in items:
             begun.append((item, begin(item)))
-            if len(begun) > self.n_workers:
+            if len(begun) > most:
                 yield begun.popleft()
         yield from begun
 

@@ -85,16 +85,16 @@ class PackRun:
         existing: Mapping[str, StoredObject],
         progress: PackProgress,
         on_stored: Callable[[int], object],
+        check: Callable[[], concurrent.futures.Future[None]],
         most_skipped: float,
     ) -> None:
         """`begin` must end before anything else is written. `existing` has the objects in the store, of which an
         earlier run left `progress`.
 
-        `on_stored(n)` is called after `n` bytes of big fields are stored. The run stops after `most_skipped` files
-        that cannot be packed.
+        `on_stored(n)` is called after `n` bytes of big fields are stored, and `check` once all samples are read. The run stops after `most_skipped` files that cannot be packed.
         """
         self._task, self._pool, self._existing, self._on_stored = task, pool, existing, on_stored
-        self._most_skipped, self._parts = most_skipped, task.source.parts()
+        self._check, self._most_skipped, self._parts = check, most_skipped, task.source.parts()
         self._writing: dict[concurrent.futures.Future[list[StoredObject]], int] = {}
         self._save_at = time.monotonic() + SAVED_S
         self._begun = pool.here(begin)
@@ -149,6 +149,8 @@ class PackRun:
             for writer in self._small.values():
                 writer.finish()
         self._wait()
+        if self._pool.is_remote:  # workers read until they have written
+            self.checked = self._check()
         if self.skipped:
             self._save()
         for name in self._existing.keys() & self._progress.verified.keys() - self.stored.keys():
@@ -200,6 +202,7 @@ class PackRun:
                 if self._is_stopped:
                     return
                 self._save_sometimes()
+        self.checked = self._check()
         for writer in writers:
             writer.finish()
 

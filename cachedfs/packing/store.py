@@ -97,8 +97,13 @@ class ZarrTarget:
         self._check_not_interrupted()
         self.fs.mv(temporary, path)
 
-    def begin(self, objects: Mapping[str, bytes], folders: Iterable[str]) -> None:
-        """Write the first objects of a store, and create its folders at Drive, where each takes a second."""
+    def begin(self, objects: Mapping[str, bytes], folders: Iterable[str], *, replaces: bool) -> None:
+        """Write the first objects of a store, and create its folders at Drive, where each takes a second.
+
+        `replaces`: remove what is there before.
+        """
+        if replaces:
+            self._clear()
         for name, data in objects.items():
             self.put(name, data)
         for folder in folders if self.protocol == "drive" else ():
@@ -179,7 +184,7 @@ class ZarrTarget:
             with contextlib.suppress(OSError):  # object stores have no real folders
                 self.fs.rmdir(folder)
 
-    def clear(self) -> None:
+    def _clear(self) -> None:
         """Remove the whole store, metadata first.
 
         If the process is killed, the rest cannot be opened as a store, and a later pack knows it as its own to remove.
@@ -189,8 +194,8 @@ class ZarrTarget:
         for name in ZARR:
             if name in existing:
                 self.fs.rm_file(self.at(name))
-        for name in sorted({name.partition("/")[0] for name in existing} - {BESIDE, *ZARR}):
-            self.remove(name)
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            list(threads.map(self.remove, {name.partition("/")[0] for name in existing} - {BESIDE, *ZARR}))
         self.remove()
         self._folders.clear()
 

@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cachedfs.datasets import pack
-from cachedfs.packing import pack_types, store, task
+from cachedfs.packing import pack_types, store
 from cachedfs.packing.sources import hdf5_file, parquet, text_lines
+from cachedfs.packing.sources.source_files import SourceFiles
 from tests.packing import packs
 from tests.support import KiB, noise
 
@@ -346,13 +347,14 @@ def test_a_file_that_changed_between_two_runs_is_packed_anew(cloud, is_list, mon
 def test_a_source_that_changes_during_a_pack_is_an_error(cloud, monkeypatch):
     for i in range(4):
         cloud.put(f"src/{i}", noise(100))
-    put = task.PackTask.put
+    ranges = SourceFiles.ranges
 
-    def put_and_change_the_source(self, *arguments):
+    def read_and_change_the_source(self, *arguments):
+        found = ranges(self, *arguments)
         cloud.put("src/2", noise(100, seed=1))
-        return put(self, *arguments)
+        return found
 
-    monkeypatch.setattr(task.PackTask, "put", put_and_change_the_source)
+    monkeypatch.setattr(SourceFiles, "ranges", read_and_change_the_source)
     refused(ValueError, "added, removed or changed", cloud.url("src"), cloud.url("out.zarr"))
     with pytest.raises(FileNotFoundError):
         zarr.open_group(cloud.url("out.zarr"), mode="r")
