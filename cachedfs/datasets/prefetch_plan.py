@@ -18,7 +18,8 @@ from cachedfs.datasets.samples import Item, SampleReader
 logger = logging.getLogger("cachedfs.datasets")
 CHECK_EVERY_S = 1.0  # seconds between two checks whether the plan must be started again
 AHEAD = 2  # epochs that a plan may fetch: the current one, and the next
-CHECKED = 256  # samples, spread over an epoch, that are looked for in the cache before the epoch is declared
+CHECKED = 256  # samples of the rest of an epoch that are looked for in the cache before it is declared
+CHECK_AFTER = 1024  # samples declared between two of these looks
 Grants = SimpleQueue[bool]  # True: one more epoch may be fetched; False: end
 
 
@@ -39,8 +40,8 @@ def ranks_here(rank: int, world_size: int, environment: Mapping[str, str]) -> ra
 class DatasetPrefetch:
     """The prefetch plan for the given ranks, from a position on, until `close` or garbage collection.
 
-    It leaves out an epoch that seems to be cached: declaring it costs more CPU than reading small objects. `declares`:
-    the epoch of `place` is declared in any case. Errors of the plan never reach the training. If an object cannot be
+    It leaves out an epoch, or the rest of it, that seems to be cached: declaring it costs more CPU than reading small
+    objects. `declares`: the epoch of `place` is declared in any case. Errors of the plan never reach the training. If an object cannot be
     read, the read itself raises.
     """
 
@@ -57,8 +58,8 @@ class DatasetPrefetch:
         self._check_at = time.monotonic() + CHECK_EVERY_S
         self._next = place.next_epoch()
         self._pid = os.getpid()
-        self._n_requests = self._count_requests()
-        self._left_out: set[int] = set()
+        self._n_requests = _count_requests(source)
+        self._left_out: dict[int, int] = {}  # by epoch, how many requests there were then
         # A SimpleQueue, because its `put` is reentrant: the garbage collector may call it at any point.
         self._grants: Grants = SimpleQueue()
         for _ in range(AHEAD):
@@ -78,7 +79,7 @@ class DatasetPrefetch:
         is_next = (orders, ranks) == self._key and place == self._next
         if not is_next or self._pid != os.getpid() or self._must_restart(place):
             return False
-        self._next, self._n_requests = place.next_epoch(), self._count_requests()
+        self._next, self._n_requests = place.next_epoch(), _count_requests(self._source)
         self._grants.put(True)
         return True
 
@@ -96,10 +97,9 @@ class DatasetPrefetch:
         """Return whether the plan failed, or left out the epoch of `place` and there were requests since then."""
         if getattr(getattr(self._plan, "progress", None), "state", None) == "failed":
             return True
-        return place.epoch in self._left_out and self._count_requests() != self._n_requests
-
-    def _count_requests(self) -> int | None:
-        return None if self._source.fs is None else self._source.fs.stats().requests
+        if place.epoch not in self._left_out:
+            return False
+        return _count_requests(self._source) > max(self._n_requests, self._left_out[place.epoch])
 
     def close(self) -> None:
         """Cancel the plan and wait for its end."""
@@ -122,24 +122,46 @@ def _items(
     ranks: range,
     place: EpochPosition,
     grants: Grants,
-    left_out: set[int],
+    left_out: dict[int, int],
     *,
     declares: bool,
 ) -> Iterator[Item]:
     """Yield what these ranks read, epoch after epoch, each when it is granted. Runs in the thread of the plan.
 
-    An epoch is left out if the samples of it that are checked are all cached.
+    An epoch, or the rest of it, is left out if the samples of it that are checked are all cached.
     """
     while grants.get():
         order, _ = orders.at(place)
-        division = orders.division(len(order))
-        shares = division.batches(order, ranks, place.position)
-        if declares or not source.is_cached(_some(order, division, ranks, place.position)):
-            yield from source.items(index for share in shares for index in share.tolist())
-        else:
-            left_out.add(place.epoch)
+        shares = _uncached(source, order, orders.division(len(order)), ranks, place, left_out, declares)
+        yield from source.items(index for share in shares for index in share.tolist())
         del order, shares  # free their memory before the wait for the next grant
         place, declares = place.next_epoch(), False
+
+
+def _uncached(
+    source: SampleReader,
+    order: Order,
+    division: RankDivision,
+    ranks: range,
+    place: EpochPosition,
+    left_out: dict[int, int],
+    declares: bool,
+) -> Iterator[Order]:
+    """Yield what these ranks read in each step of an epoch, until the rest seems to be cached; note that it is left out."""
+    position, n_unchecked = place.position, 0 if declares else CHECK_AFTER
+    for share in division.batches(order, ranks, position):
+        if n_unchecked >= CHECK_AFTER:
+            n_unchecked = 0
+            if source.is_cached(_some(order, division, ranks, position)):
+                left_out[place.epoch] = _count_requests(source)
+                return
+        yield share
+        n_unchecked += len(share)
+        position += division.step
+
+
+def _count_requests(source: SampleReader) -> int:
+    return 0 if source.fs is None else source.fs.stats().requests
 
 
 def _some(order: Order, division: RankDivision, ranks: range, position: int) -> Iterator[int]:

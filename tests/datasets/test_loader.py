@@ -767,6 +767,19 @@ def test_an_epoch_that_is_cached_is_not_declared(cloud, monkeypatch):
     assert cloud.asked() == ["media"]
 
 
+def test_the_rest_of_an_epoch_is_not_declared_once_it_is_cached(cloud, monkeypatch):
+    monkeypatch.setattr("cachedfs.datasets.prefetch_plan.CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr("cachedfs.datasets.prefetch_plan.CHECK_AFTER", 8)
+    dataset = cached_objects(cloud, 30)
+    calls, found = declared(dataset, monkeypatch), [True, True, False, False]  # both epochs at last
+    monkeypatch.setattr(SampleReader, "is_cached", lambda *args: found.pop())
+    with Loader(dataset, batch_size=4, shuffle=True) as loader:
+        for step, _ in enumerate(loader):
+            if step == 0:
+                until(lambda: not found)
+    assert [numbers_of(call) for call in calls] == [order_of(30)[:16]]  # it was not started again
+
+
 def test_what_is_evicted_during_an_epoch_that_was_cached_is_declared(cloud, monkeypatch):
     monkeypatch.setattr("cachedfs.datasets.prefetch_plan.CHECK_EVERY_S", 0.0)
     dataset = cached_objects(cloud, 30)
