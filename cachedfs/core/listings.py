@@ -192,7 +192,7 @@ class Listings:
     ) -> dict[str, int]:
         """Store complete listings as of `now`; return the change counters of those that were stored, by folder.
 
-        Nothing is stored if the number of `_changes` is another one than `before` they were requested. A listing is not stored if
+        Nothing is stored if `_changes` are not those of `before` the request. A listing is not stored if
         it has a child without a name, or an object and a folder of the same name: the store keeps one entry per name,
         which would hide the other.
         """

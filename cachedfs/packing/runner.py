@@ -91,7 +91,8 @@ class PackRun:
         """`begin` must end before anything else is written. `existing` has the objects in the store, of which an
         earlier run left `progress`.
 
-        `on_stored(n)` is called after `n` bytes of big fields are stored, and `check` once all samples are read. The run stops after `most_skipped` files that cannot be packed.
+        `on_stored(n)` is called after `n` bytes of big fields are stored, and `check` once all samples are read. The run
+        stops after `most_skipped` files that cannot be packed.
         """
         self._task, self._pool, self._existing, self._on_stored = task, pool, existing, on_stored
         self._check, self._most_skipped, self._parts = check, most_skipped, task.source.parts()

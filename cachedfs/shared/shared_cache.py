@@ -255,11 +255,11 @@ class SharedCache:
             return None
         try:
             limit_s = None if self._folder.times_itself else self._folder.answers_s
-            done, _ = await asyncio.wait([found], timeout=limit_s)
-            if not done and placed.file in self._whole_files.being_read:
-                self._folder.did_not_answer()
-                return None
-            if (file := await asyncio.shield(found)) is None:
+            while not (await asyncio.wait([found], timeout=limit_s))[0]:  # what was read is stored, too
+                if self._whole_files.is_late(placed.file, limit_s):
+                    self._folder.did_not_answer()
+                    return None
+            if (file := found.result()) is None:
                 return None
             piece, offset = file.find(placed)
             return file.read(piece, offset, at, min(stop, piece.stop))

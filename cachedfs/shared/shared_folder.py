@@ -19,6 +19,7 @@ logger = logging.getLogger("cachedfs.shared")
 
 DAY_S = 86400.0
 MOST_OPEN = 16  # files
+_CHUNK_OF_DISK = 8 << 20  # bytes to read at once from a local disk: it answers in time
 _WAITING = "leases/waiting"  # its time says when a node last waited for another
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -83,9 +84,7 @@ class SharedFolder(SharedPlace):
                 )
         self._is_network = disk.is_network(self.folder)
         if not self._is_network:
-            self.chunk = (
-                8 << 20
-            )  # a local disk answers in time, and each read costs two changes of the thread
+            self.chunk = _CHUNK_OF_DISK
         self._is_checked = True
 
     def names(self, subfolder: str) -> list[str]:

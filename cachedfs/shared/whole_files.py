@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
 from collections import Counter
 from concurrent.futures import Executor
 
@@ -37,7 +38,7 @@ class WholeFiles:
         self._recent: dict[str, asyncio.Future[FilePart | None]] = {}  # being read, or in memory
         self._known: set[str] = set()  # were read, or are
         self._used: set[str] = set()
-        self.being_read: set[str] = set()  # their objects are not being stored yet; changed in any thread
+        self._began_at: dict[str, float] = {}  # of the reads under way (monotonic); changed in any thread
         self.written_at: dict[str, float] = {}  # of files that may be read; changed in any thread
         self.n_readers = Counter[str]()
         self.sizes: list[int] = []  # bytes of the objects in each file that was read; changed in any thread
@@ -63,7 +64,6 @@ class WholeFiles:
     def _start(self, name: str, version: ObjectKey, bounds: CacheBounds) -> None:
         if name not in self._known:
             self._known.add(name)
-            self.being_read.add(name)
             loop = asyncio.get_running_loop()
             found = loop.run_in_executor(self._pool, self._read, name, version, bounds)
             found.add_done_callback(lambda _: loop.call_later(_KEPT_S, self._recent.pop, name, None))
@@ -73,15 +73,26 @@ class WholeFiles:
             if len(self._recent) > _MOST:
                 del self._recent[next(iter(self._recent))]
 
+    def is_late(self, name: str, limit_s: float | None) -> bool:
+        """Return whether the store has not given a file for so long."""
+        began_at = self._began_at.get(name)
+        return limit_s is not None and began_at is not None and time.monotonic() - began_at >= limit_s
+
     def _read(self, name: str, version: ObjectKey, bounds: CacheBounds) -> FilePart | None:
-        file = self._store.open(name)
-        with contextlib.suppress(CacheError):
-            if file.size <= min(_LARGEST, self._cache.room(bounds) // _SHARE):
-                found = FilePart(file.part(0, file.size), 0, file.size, file.modified_at)
-                self.being_read.discard(name)
-                self._keep(found, version, bounds)
-                return found
-        return None
+        try:
+            most = min(_LARGEST, self._cache.room(bounds) // _SHARE)
+        except CacheError:
+            return None
+        self._began_at[name] = time.monotonic()
+        try:
+            file = self._store.open(name)
+            if file.size > most:
+                return None
+            found = FilePart(file.part(0, file.size), 0, file.size, file.modified_at)
+        finally:
+            del self._began_at[name]
+        self._keep(found, version, bounds)
+        return found
 
     def _keep(self, file: FilePart, version: ObjectKey, bounds: CacheBounds) -> None:
         """Put the objects in a file into the local cache, if they are of the origin and account of `version`."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -76,7 +77,7 @@ def test_a_next_file_that_cannot_be_read_is_an_error_only_for_who_wants_it():
 
     async def use(pool):
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
-        whole = WholeFiles(Store(), None, pool)
+        whole = WholeFiles(Store(), SimpleNamespace(room=lambda bounds: 0), pool)
         whole.written_at.update(first=1.0, third=3.0, second=2.0)
         with pytest.raises(FileNotFoundError):
             await whole.get("first", None, None, with_next=True)
