@@ -105,7 +105,7 @@ class DaemonThreadPool(ThreadPoolExecutor):
 
 
 def each_in_threads(work: Callable[[T], R], items: Iterable[T], *, at_once: int = AT_ONCE) -> list[R]:
-    """Call `work` with each item, so many at a time, in threads; return the results. The first error ends it."""
+    """Call `work` with each item, `at_once` at a time in threads; return the results. The first error ends it."""
     todo = list(items)
     if len(todo) == 1:
         return [work(todo[0])]

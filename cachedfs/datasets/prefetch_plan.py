@@ -41,8 +41,8 @@ class DatasetPrefetch:
     """The prefetch plan for the given ranks, from a position on, until `close` or garbage collection.
 
     It leaves out an epoch, or the rest of it, that seems to be cached: declaring it costs more CPU than reading small
-    objects. `declares`: the epoch of `place` is declared in any case. Errors of the plan never reach the training. If an object cannot be
-    read, the read itself raises.
+    objects. `declares`: the epoch of `place` is declared in any case. Errors of the plan never reach the training. If an
+    object cannot be read, the read itself raises.
     """
 
     def __init__(
@@ -147,7 +147,10 @@ def _uncached(
     left_out: dict[int, int],
     declares: bool,
 ) -> Iterator[Order]:
-    """Yield what these ranks read in each step of an epoch, until the rest seems to be cached; note that it is left out."""
+    """Yield what these ranks read in each step of an epoch, until the rest of it seems to be cached.
+
+    Note in `left_out` that it is not declared.
+    """
     position, n_unchecked = place.position, 0 if declares else CHECK_AFTER
     for share in division.batches(order, ranks, position):
         if n_unchecked >= CHECK_AFTER:

@@ -258,6 +258,7 @@ class SharedCache:
             while not (await asyncio.wait([found], timeout=limit_s))[0]:  # what was read is stored, too
                 if self._whole_files.is_late(placed.file, limit_s):
                     self._folder.did_not_answer()
+                if self._folder.is_off:  # also if all threads wait for it
                     return None
             if (file := found.result()) is None:
                 return None

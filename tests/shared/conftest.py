@@ -1,14 +1,18 @@
 """Nodes: filesystems with a local cache of their own, one after the other in this process, that share a folder."""
 
 import math
+import threading
 
 import fsspec
 import pytest
 
 from cachedfs.common.clock import clock as metadata_clock
 from cachedfs.core import engines
+from cachedfs.shared.piece import is_gathered
+from cachedfs.shared.shared_cache import SharedCache
 from cachedfs.shared.shared_drive import SharedDrive
 from cachedfs.shared.shared_store import SharedPlace
+from cachedfs.shared.whole_files import WholeFiles
 from tests.support import forget
 
 
@@ -18,6 +22,22 @@ def leave():
         assert engine.drain(120)
         assert engine.shared is None or engine.shared.flush(120)
     forget()
+
+
+def wait_for_whole_files(monkeypatch):
+    """From now on, no object is read by itself from a file with many before one of these is read as a whole."""
+    begun, read, bytes_of = threading.Event(), WholeFiles._read, SharedCache._bytes_of
+
+    def read_whole(*arguments):
+        begun.set()
+        return read(*arguments)
+
+    def read_alone(self, placed, *arguments):
+        assert not is_gathered(placed.file.rpartition("/")[2]) or begun.wait(60)
+        return bytes_of(self, placed, *arguments)
+
+    monkeypatch.setattr(WholeFiles, "_read", read_whole)
+    monkeypatch.setattr(SharedCache, "_bytes_of", read_alone)
 
 
 @pytest.fixture

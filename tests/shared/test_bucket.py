@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 
 from cachedfs.origins.gcs.origin import GCSOrigin
-from cachedfs.shared import leases, origin_store, shared_bucket, shared_cache
+from cachedfs.shared import gatherer, leases, origin_store, read_leases, shared_bucket, shared_cache
 from cachedfs.shared.leases import Leases, lease_of
 from cachedfs.shared.shared_bucket import SharedBucket
 from cachedfs.sim import Fault
 from tests.cli.helpers import json_of, run
-from tests.shared.conftest import leave
+from tests.shared.conftest import leave, wait_for_whole_files
 from tests.shared.test_shared_cache import asked, filled, quiet, read_all
 from tests.support import MiB, noise
 
@@ -25,13 +25,14 @@ def bucket(cloud):
     return cloud.url("shared", "gs://")
 
 
-def test_what_one_node_has_read_the_next_one_reads_from_the_bucket(origin, node, cloud, bucket):
+def test_what_one_node_has_read_the_next_one_reads_from_the_bucket(origin, node, cloud, bucket, monkeypatch):
     data = filled(origin)
     read_all(node("a", shared_cache=bucket), data)
     leave()
     asked(origin)
     cloud.asked()
     fs = node("b", shared_cache=bucket)
+    wait_for_whole_files(monkeypatch)
     read_all(fs, data)
     assert fs.info("b/d/1/1")["size"] == 50_001
     assert len(fs.ls("b/d/0")) == 7
@@ -46,6 +47,8 @@ def test_what_one_node_has_read_the_next_one_reads_from_the_bucket(origin, node,
 def test_a_part_of_a_large_object_costs_a_lease_and_one_upload(origin, node, cloud, bucket, monkeypatch):
     monkeypatch.setattr(shared_cache, "RECENT_S", math.inf)
     monkeypatch.setattr(shared_cache, "RENEW_S", math.inf)
+    monkeypatch.setattr(read_leases, "RENEW_S", 3600.0)
+    monkeypatch.setattr(gatherer, "SETTLE_S", math.inf)  # the first block waits for the others of its part
     origin.put("b/k", noise(24 * MiB))
     fs = node("a", shared_cache=bucket)
     fs.cat_file("b/k", start=0, end=1)

@@ -16,7 +16,7 @@ from cachedfs.shared import shared_cache, shared_folder, shared_writer
 from cachedfs.shared.piece import GATHERED, encoded_index
 from cachedfs.shared.shared_folder import SharedFolder
 from cachedfs.shared.shared_store import BASE
-from tests.shared.conftest import leave
+from tests.shared.conftest import leave, wait_for_whole_files
 from tests.support import KiB, MiB, forget, noise, until
 
 BIG = noise(20 * MiB + 5, 1)
@@ -96,6 +96,7 @@ def test_a_file_of_which_many_objects_are_wanted_is_read_as_a_whole(origin, node
     small = sorted(data.keys() - {"b/big"})
     assert [fs.cat_file(path) for path in small[:9]] == [data[path] for path in small[:9]]
     assert not fs.cached_extent(small[-1])  # one after the other, each by itself
+    wait_for_whole_files(monkeypatch)
     wanted = small[9:29]
     assert fs.cat(wanted) == {path: data[path] for path in wanted}
     monkeypatch.setattr(SharedFolder, "open", None)
@@ -299,10 +300,13 @@ def quiet(caplog):
     return [each.getMessage() for each in caplog.records if each.name == "cachedfs.shared"]
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_a_folder_that_does_not_answer_is_left_alone(origin, node, monkeypatch, caplog, is_there):
+@pytest.mark.parametrize(
+    ("is_there", "n_threads"), [(False, 32), (True, 32), (True, 1)], ids=["before", "known", "no thread left"]
+)
+def test_a_folder_that_does_not_answer_is_left_alone(origin, node, monkeypatch, caplog, is_there, n_threads):
     """It stops before it is looked at, or after its content is known."""
-    data = filled(origin, n=4)
+    monkeypatch.setattr(shared_cache, "THREADS", n_threads)
+    data = filled(origin, n=12)  # more than MANY wait for a file
     if is_there:
         read_all(node("a"), data)
     fs, answers, calls = node("b"), threading.Event(), []
