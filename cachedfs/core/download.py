@@ -8,7 +8,7 @@ from collections.abc import Container
 from typing import NamedTuple
 
 from cachedfs.common.types import BlockKey, ObjectInfo, Range
-from cachedfs.core.version import Version
+from cachedfs.common.version import Version
 from cachedfs.errors import ChecksumMismatch
 from cachedfs.origins.request_slots import is_speculative
 

@@ -13,10 +13,10 @@ from cachedfs.common.blocks import covering
 from cachedfs.common.clock import clock
 from cachedfs.common.single_flight import Lookup
 from cachedfs.common.types import ObjectInfo, Range, Suffix
+from cachedfs.common.version import Version, version_of
 from cachedfs.core.download import Download, DownloadStopped
 from cachedfs.core.objects import Entry, Objects
 from cachedfs.core.speculation import SpeculativeRequest
-from cachedfs.core.version import Version, version_of
 from cachedfs.errors import (
     CachedFSError,
     ChecksumMismatch,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from cachedfs.common.blocks import covering
 from cachedfs.common.event_log import waiting
 from cachedfs.common.types import ObjectInfo, Range
+from cachedfs.common.version import Version
 from cachedfs.core.download import Download, DownloadStopped
-from cachedfs.core.version import Version
 from cachedfs.errors import BadBlock
 
 if TYPE_CHECKING:

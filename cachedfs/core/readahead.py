@@ -12,12 +12,12 @@ from itertools import chain
 
 from cachedfs.common.blocks import clip, covering, first_range
 from cachedfs.common.types import Range
+from cachedfs.common.version import Version
 from cachedfs.core.download import ALL, Download
 from cachedfs.core.downloads import Downloads
 from cachedfs.core.lookups import Lookups
 from cachedfs.core.objects import Objects
 from cachedfs.core.speculation import SpeculativeRequest
-from cachedfs.core.version import Version
 from cachedfs.readahead.grid_walk import GridHistory
 from cachedfs.readahead.object_names import METADATA, ObjectNames, Place, array_folders, arrays_in, numbered
 from cachedfs.readahead.runs import ReadHistory, earned, is_rest_worth_it, requests_for

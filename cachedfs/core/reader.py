@@ -15,6 +15,7 @@ from cachedfs.common.buffer import zeros
 from cachedfs.common.event_log import waiting
 from cachedfs.common.types import Range
 from cachedfs.common.urls import without_slash
+from cachedfs.common.version import Version
 from cachedfs.config import FIRST_AT_ONCE
 from cachedfs.core.download import ALL, Download, DownloadStopped
 from cachedfs.core.downloads import Downloads
@@ -22,7 +23,6 @@ from cachedfs.core.lookups import Lookups
 from cachedfs.core.name_listings import one_call
 from cachedfs.core.objects import Entry, Objects
 from cachedfs.core.readahead import Readahead
-from cachedfs.core.version import Version
 from cachedfs.errors import CachedFSError, ChecksumMismatch, ObjectChanged
 
 logger = logging.getLogger("cachedfs.core")

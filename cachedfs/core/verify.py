@@ -13,9 +13,9 @@ from typing import NamedTuple
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.blocks import block_range
 from cachedfs.common.checksums import RunningChecksum, StatedChecksum, stated_of
+from cachedfs.common.version import Version
 from cachedfs.core.lookups import Lookups
 from cachedfs.core.objects import Entry, Objects
-from cachedfs.core.version import Version
 from cachedfs.errors import BadBlock, CachedFSError
 
 logger = logging.getLogger("cachedfs.core")

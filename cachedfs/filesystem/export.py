@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from cachedfs.cache.index.metadata_records import encode_info, is_within
 from cachedfs.common.executor import each_in_threads
+from cachedfs.common.version import Version, version_of
 from cachedfs.core import write_through
 from cachedfs.core.objects import Objects
-from cachedfs.core.version import Version, version_of
 from cachedfs.errors import CacheError
 from cachedfs.filesystem.transfer import folder_at, is_local, is_zip, learn, span_of
 from cachedfs.shared.gatherer import BlockGroup, Gatherer

@@ -16,11 +16,11 @@ from cachedfs.cache.block_file import file_size
 from cachedfs.common.clock import clock
 from cachedfs.common.executor import each_in_threads
 from cachedfs.common.types import BlockKey, ObjectInfo, ObjectKey
+from cachedfs.common.version import Version, version_of
 from cachedfs.config import Config
 from cachedfs.core.engine import Engine
 from cachedfs.core.objects import Objects
 from cachedfs.core.polling import OVERDUE_S
-from cachedfs.core.version import Version, version_of
 from cachedfs.errors import CacheError, ObjectChanged, ObjectNotFound, OriginUnavailable
 from cachedfs.filesystem.transfer import folder_at, is_local, is_zip, learn, span_of
 from cachedfs.shared.known_pieces import KnownPieces

@@ -6,8 +6,8 @@ import os
 
 from cachedfs.common.blocks import block_range
 from cachedfs.common.types import Range
+from cachedfs.common.version import Version
 from cachedfs.core.objects import Objects
-from cachedfs.core.version import Version
 from cachedfs.shared.known_pieces import KnownPieces
 from cachedfs.shared.metadata_rows import DamagedFile
 from cachedfs.shared.origin_store import OriginStore

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from cachedfs.cache.block_file import file_size
 from cachedfs.common.types import BlockKey
-from cachedfs.core.version import Version
+from cachedfs.common.version import Version
 
 HORIZON = 1 << 18  # most uses known at a time; they take about 100 MB of memory
 NEVER = math.inf  # the position of the next use if none is known

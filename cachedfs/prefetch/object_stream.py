@@ -12,9 +12,9 @@ from typing import Any
 from cachedfs.common.blocks import block_range, clip, covering
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.common.urls import is_pattern
+from cachedfs.common.version import Version
 from cachedfs.core.objects import Entry
 from cachedfs.core.reader import Reader
-from cachedfs.core.version import Version
 from cachedfs.errors import CachedFSError
 from cachedfs.prefetch.belady import Belady, Use
 from cachedfs.prefetch.items import PrefetchItems

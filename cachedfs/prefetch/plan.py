@@ -13,10 +13,10 @@ from heapq import heappop, heappush
 from typing import Any
 
 from cachedfs.common.blocks import beginning
+from cachedfs.common.version import Version
 from cachedfs.core.download import Download, DownloadStopped
 from cachedfs.core.objects import Entry
 from cachedfs.core.reader import MANY_READERS, TRIES, Reader
-from cachedfs.core.version import Version
 from cachedfs.errors import (
     CachedFSError,
     CacheError,

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import Range
+from cachedfs.common.version import Version
 from cachedfs.core.download import Download
 from cachedfs.core.objects import Entry
 from cachedfs.core.reader import Reader
 from cachedfs.core.speculation import SpeculativeRequest
-from cachedfs.core.version import Version
 from cachedfs.errors import (
     CachedFSError,
     CacheError,
