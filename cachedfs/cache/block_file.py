@@ -133,15 +133,16 @@ def _size_of_trailer(end: Buffer, file_size: int) -> int:
 class OpenBlock:
     """An open block file with a valid trailer. Threads may share it; it is closed with the last reference to it.
 
-    `start` is its offset in the object. Bit n of `unchecked` is set until page n has been checked since the file was opened;
+    `start` is its offset in the object, `offset` that of its data in the file. Bit n of `unchecked` is set until page n has been checked since the file was opened;
     of two threads that clear bits at once, one may fail to, and its pages are checked once more.
     """
 
-    __slots__ = ("fd", "length", "path", "start", "trailer", "unchecked")
+    __slots__ = ("fd", "length", "offset", "path", "start", "trailer", "unchecked")
 
-    def __init__(self, fd: int, path: str, trailer: BlockTrailer) -> None:
+    def __init__(self, fd: int, path: str, trailer: BlockTrailer, offset: int = 0) -> None:
         self.fd = fd
         self.path = path
+        self.offset = offset
         self.trailer = trailer
         self.length = trailer.length
         self.start = 0
@@ -171,7 +172,7 @@ class OpenBlock:
         is_unchecked = verify or self.unchecked >> first & (1 << last - first + 1) - 1
         if is_unchecked:  # whole pages
             low, high = first * PAGE, min((last + 1) * PAGE, self.length)
-        data = (disk.read_cached if nowait else os.pread)(self.fd, high - low, low)
+        data = (disk.read_cached if nowait else os.pread)(self.fd, high - low, self.offset + low)
         if len(data) != high - low:
             raise BadBlock("it is shorter than it says")
         if is_unchecked:
@@ -190,7 +191,8 @@ class OpenBlock:
         if is_unchecked and (start % PAGE or (stop % PAGE and stop != self.length)):
             buffer[:] = self.read(start, stop, nowait=nowait, verify=verify)
             return size
-        n = disk.read_cached_into(self.fd, buffer, start) if nowait else os.preadv(self.fd, [buffer], start)
+        at = self.offset + start
+        n = disk.read_cached_into(self.fd, buffer, at) if nowait else os.preadv(self.fd, [buffer], at)
         if n != size:
             raise BadBlock("it is shorter than it says")
         if is_unchecked:

@@ -16,6 +16,7 @@ import os
 import resource
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from cachedfs.cache import block_file, disk
 from cachedfs.cache.access_stats import AccessStats
@@ -37,13 +38,28 @@ _NO_FILE = errno.ELOOP, errno.EISDIR, errno.ENXIO  # errors of opening a symlink
 _Key = tuple[str, int]
 
 
+class BlocksBeside(Protocol):
+    """Blocks on a local disk that are no files of the cache. From any thread; nothing here raises."""
+
+    def has(self, key: ObjectKey, index: int) -> bool: ...
+
+    def open(self, key: ObjectKey, index: int) -> OpenBlock | None:
+        """Return a block; one that cannot be opened is not there any more."""
+        ...
+
+    def exclude(self, path: str, error: BadBlock | OSError) -> bool:
+        """Use the blocks in a damaged or unreadable file no more; return False if it is none of these files."""
+        ...
+
+
 class BlockReader:
     """The blocks of a cache, and those that this process has open.
 
-    `open_blocks` are by (digest, index), in the order in which they were opened. `unusable` maps each file that can be
+    What the cache lacks is read from the blocks `beside` it. `open_blocks` are by (digest, index), in the order in which they were opened. `unusable` maps each file that can be
     neither used nor removed to the time (monotonic) of the next attempt; until then it counts as absent.
     """
 
+    beside: BlocksBeside | None = None
     allowed: int | None = None  # how many bytes of blocks the cache may hold, as of the last write
 
     def __init__(self, own: CacheDirectory, accesses: AccessStats, warnings: WarnOnce) -> None:
@@ -119,10 +135,15 @@ class BlockReader:
                 self.exclude(key, index, block.path, error)
             raise BadBlock(str(error)) from error
 
-    def has(self, key: ObjectKey, index: int) -> bool:
-        """Return whether the file of a block exists and is not unusable, without reading it."""
+    def has(self, key: ObjectKey, index: int, *, only_own: bool = False) -> bool:
+        """Return whether the file of a block exists and is not unusable, without reading it.
+
+        Unless `only_own`, it may be beside the cache.
+        """
         path = f"{self._own.readable}/blocks/{key.digest[0]}/{key.digest}-{index:x}"
-        return os.path.exists(path) and not (self.unusable and self._is_unusable(path))
+        if os.path.exists(path) and not (self.unusable and self._is_unusable(path)):
+            return True
+        return self.beside is not None and not only_own and self.beside.has(key, index)
 
     # Access records
 
@@ -155,14 +176,14 @@ class BlockReader:
             return block
         path = f"{self._own.readable}/blocks/{key.digest[0]}/{key.digest}-{index:x}"
         if self.unusable and self._is_unusable(path):
-            return None
+            return self._open_beside(key, index, nowait) if self.beside is not None else None
         try:
             fd = os.open(path, disk.READ)
             encoded = key.encoded + block_file.PLACE.pack(index, key.block_size)
             block = block_file.open_block(fd, path, encoded, nowait=nowait, owner=os.geteuid())
             return self._keep((key.digest, index), block, index * key.block_size)
         except FileNotFoundError:
-            return None
+            return self._open_beside(key, index, nowait) if self.beside is not None else None
         except (BadBlock, OSError) as error:
             if isinstance(error, OSError) and error.errno in disk.TOO_MANY_FILES and self.open_blocks:
                 self.close_open()
@@ -170,6 +191,14 @@ class BlockReader:
             if not self.exclude(key, index, path, error) or raises:
                 raise
             return None
+
+    def _open_beside(self, key: ObjectKey, index: int, nowait: bool) -> OpenBlock | None:
+        if self.beside is None or not self.beside.has(key, index):
+            return None
+        if nowait:
+            raise BlockingIOError
+        block = self.beside.open(key, index)
+        return block and self._keep((key.digest, index), block, index * key.block_size)
 
     def _keep(self, name: _Key, block: OpenBlock, start: int) -> OpenBlock:
         """Keep a block open, or return the one that another thread has opened meanwhile."""
@@ -211,7 +240,7 @@ class BlockReader:
         if isinstance(error, BlockingIOError):
             return False
         self.close_open((key.digest, index))
-        if self._is_unusable(path):
+        if self._is_unusable(path) or (self.beside is not None and self.beside.exclude(path, error)):
             return True
         message = f"a cached block of {key.path} is not used: {error} ({path})"
         is_bad = isinstance(error, BadBlock) or error.errno in _NO_FILE
@@ -235,6 +264,11 @@ class BlockReader:
 
     def remove_wrong(self, key: ObjectKey, index: int) -> None:
         """Remove an undamaged block whose bytes differ from the origin's; ignore it if it cannot be removed."""
+        if (
+            not self.has(key, index, only_own=True)
+            and (block := self._open_beside(key, index, nowait=False)) is not None
+        ):
+            self.exclude(key, index, block.path, BadBlock("its bytes are not those of the origin"))
         self.remove_damaged(key, index)
         path = f"{self._own.readable}/{block_file.place(key.digest, index)}"
         if os.path.exists(path):

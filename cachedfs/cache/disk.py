@@ -35,6 +35,7 @@ _NETWORK_TYPES = {
     "panfs", "smb3", "smbfs", "virtiofs",
 }  # fmt: skip
 _TYPES_WITHOUT_COPIES = {"ext2", "ext3", "ext4", "ramfs", "tmpfs"}  # they write a page where it is
+_LOCAL_TYPES = _TYPES_WITHOUT_COPIES | {"bcachefs", "btrfs", "f2fs", "jfs", "overlay", "xfs", "zfs"}
 
 
 class DiskSpace(NamedTuple):
@@ -240,6 +241,11 @@ def space(path: str) -> DiskSpace:
 def is_network(path: str) -> bool:
     """Return whether `path` (it need not exist) is on a network or FUSE filesystem. Linux only; else False."""
     return _filesystem_type(path) in _NETWORK_TYPES
+
+
+def is_local(path: str) -> bool:
+    """Return whether `path` (it need not exist) is known to be on a disk of this machine, which always answers."""
+    return _filesystem_type(path) in _LOCAL_TYPES
 
 
 def maps_safely(path: str) -> bool:

@@ -121,7 +121,11 @@ def _cached_blocks(objects: Objects, roots: Sequence[str]) -> Iterator[tuple[Ver
         record = cache.metadata.lookup(identity, path)
         version = record and version_of(identity, record.info, objects.config.block_size)
         if version is not None:
-            yield from ((version, index) for index in range(version.n_blocks) if cache.has(version, index))
+            yield from (
+                (version, index)
+                for index in range(version.n_blocks)
+                if cache.has(version, index, only_own=True)
+            )
 
 
 def _survey(store: SharedStore, identity: str) -> tuple[KnownPieces, dict[str, FilePart]]:

@@ -137,7 +137,9 @@ class _Import:
         by_file = itertools.groupby(wanted, key=lambda each: each.placed.file)
         each_in_threads(self._fetch, [(name, list(some)) for name, some in by_file])
         n_records = sum(self._import_metadata(*each) for each in self._with_metadata)
-        stored_sizes = [size for key, size in self._stored if self._cache.has(key.object, key.index)]
+        stored_sizes = [
+            size for key, size in self._stored if self._cache.has(key.object, key.index, only_own=True)
+        ]
         return Imported(
             blocks=len(stored_sizes),
             bytes=sum(stored_sizes),
@@ -206,7 +208,7 @@ class _Import:
                 if (version.digest, index) in seen:
                     continue
                 seen.add((version.digest, index))
-                if self._cache.has(version, index):
+                if self._cache.has(version, index, only_own=True):
                     # Otherwise what is imported would evict it.
                     space -= file_size(version, span_of(version, index).size)
                     self._n_cached += 1
@@ -224,7 +226,9 @@ class _Import:
         """Import the blocks of one file."""
         name, wanted = work
         with self._alone(name), self._recording_errors(name):
-            missing = [each for each in wanted if not self._cache.has(each.version, each.number)]
+            missing = [
+                each for each in wanted if not self._cache.has(each.version, each.number, only_own=True)
+            ]
             self._n_cached += len(wanted) - len(missing)  # another import brought them
             if missing:
                 file, n_bytes = self._store.open(name), sum(span_of(*each[:2]).size for each in missing)

@@ -23,6 +23,7 @@ from cachedfs.common.types import CacheBounds, ObjectInfo, ObjectKey, Range
 from cachedfs.config import SharedOptions
 from cachedfs.errors import AccessDenied, CacheError, ObjectChanged, OriginUnavailable
 from cachedfs.origins.base import Reply
+from cachedfs.shared.in_place import BlocksInPlace
 from cachedfs.shared.known_pieces import KnownPieces
 from cachedfs.shared.leases import EXPIRES_S, Leases, lease_of
 from cachedfs.shared.metadata_rows import DamagedFile, MetadataImport
@@ -85,6 +86,7 @@ class SharedCache:
         self._folder = place_at(options)
         self._pool = DaemonThreadPool(THREADS, "cachedfs-shared")
         self._known = KnownPieces()
+        self._in_place = cache.beside = BlocksInPlace(self._folder, self._known, self._reject)
         self._whole_files = WholeFiles(self._folder, cache, self._pool)
         self._looks: dict[str, _Look] = {}
         self._looking: dict[str, threading.Lock] = {}
@@ -105,7 +107,7 @@ class SharedCache:
     @property
     def bytes_read(self) -> int:
         """The bytes of objects that were read from it, wanted or not."""
-        return self._bytes_apart + sum(self._whole_files.sizes)
+        return self._bytes_apart + sum(self._whole_files.sizes) + self._in_place.bytes_read
 
     def close(self) -> None:
         """Write what waits if the folder answers, and end the threads."""
@@ -144,7 +146,7 @@ class SharedCache:
         """Read bytes of one version as `Origin.read` does: those that are there, then from `ask`, which asks the origin.
 
         `is_complete` returns at the end whether all of them were read. Other objects in the same file may come to the
-        local cache, within `bounds`.
+        local cache, within `bounds`. The body is empty if the first block is read in place: it needs no request.
         """
         key = shareable_key(version.identity, info)
         if key is None or await self._at(key, info, want.start, waits=waits) is None:
@@ -160,6 +162,9 @@ class SharedCache:
                 return
             if lease is not None:
                 self._read_leases.end(lease, is_complete=False)
+        if self._in_place.has(version, want.start // version.block_size):
+            yield SharedReply(info, want.start, want.stop, _no_bytes())
+            return
         counts = self._folder.counts_requests
         get_whole = partial(self._whole_files.get, version=version, bounds=bounds, with_next=counts)
         async with contextlib.aclosing(self._body(key, info, want, ask, waits, get_whole)) as body:
@@ -404,6 +409,11 @@ class SharedCache:
             self._folder.did_not_answer()
             return None
         return future.result()
+
+
+async def _no_bytes() -> AsyncIterator[bytes]:
+    for data in tuple[bytes, ...]():
+        yield data
 
 
 def _local_time(now_there: float | None, modified_at: float) -> float:

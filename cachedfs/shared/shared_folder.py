@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from cachedfs.cache import disk
 from cachedfs.shared.metadata_rows import DamagedFile
-from cachedfs.shared.piece import is_gathered, range_in_name
+from cachedfs.shared.piece import Piece, PlacedPiece, is_gathered, range_in_name
 from cachedfs.shared.shared_store import KeptFile, SharedPlace, StoredFile
 
 logger = logging.getLogger("cachedfs.shared")
 
 DAY_S = 86400.0
 MOST_OPEN = 16  # files
-_CHUNK_OF_DISK = 8 << 20  # bytes to read at once from a local disk: it answers in time
 _WAITING = "leases/waiting"  # its time says when a node last waited for another
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -28,24 +27,30 @@ class OpenShared(StoredFile):
     """A file of a folder; it is closed with the last reference to it."""
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, disk.READ)  # a link is an error, a pipe does not hang
-        status = os.fstat(self._fd)
+        self._found = dict[tuple[str, int, int], tuple[Piece, int]]()
+        self.fd = os.open(path, disk.READ)  # a link is an error, a pipe does not hang
+        status = os.fstat(self.fd)
         if not stat.S_ISREG(status.st_mode):
             raise DamagedFile("it is not a file")
         self.size, self.modified_at = status.st_size, status.st_mtime
         if status.st_atime < time.time() - DAY_S:  # note the use: many file systems do not
             with contextlib.suppress(OSError):  # of another user, or read-only
-                os.utime(self._fd, ns=(time.time_ns(), status.st_mtime_ns))
+                os.utime(self.fd, ns=(time.time_ns(), status.st_mtime_ns))
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, OSError):
-            os.close(self._fd)
+            os.close(self.fd)
 
     def part(self, start: int, stop: int) -> bytes:
-        data = os.pread(self._fd, stop - start, start)
+        data = os.pread(self.fd, stop - start, start)
         if len(data) != stop - start:
             raise DamagedFile("it is shorter than it says")
         return data
+
+    def find(self, placed: PlacedPiece) -> tuple[Piece, int]:
+        if (found := self._found.get(placed.piece.place)) is None:
+            found = self._found[placed.piece.place] = super().find(placed)
+        return found
 
 
 class SharedFolder(SharedPlace):
@@ -83,8 +88,7 @@ class SharedFolder(SharedPlace):
                     'with shared_cache_trust="anyone"'
                 )
         self._is_network = disk.is_network(self.folder)
-        if not self._is_network:
-            self.chunk = _CHUNK_OF_DISK
+        self.is_local = disk.is_local(self.folder)
         self._is_checked = True
 
     def names(self, subfolder: str) -> list[str]:

@@ -106,11 +106,11 @@ class SharedPlace:
     Nothing here raises or blocks. `trouble` says why it is not used, or not written. `times_itself`: its methods raise
     TimeoutError after `answers_s` without a byte, once it `is_ready`. `lists_all`: a listing of everything costs little
     more than one of a subfolder. `counts_requests`: files with many objects are read as a whole, to send fewer requests.
-    `chunk`: bytes to read at once.
+    `chunk`: bytes to read at once. `is_local`: it is on a disk of this machine, and read without a limit of time.
     """
 
     answers_s = 2.0
-    times_itself = lists_all = counts_requests = False
+    times_itself = lists_all = counts_requests = is_local = False
     is_ready = True
     chunk = 2 << 20
     pauses_s = (0.05, 0.25)  # the first and the longest between two looks at what another node fetches

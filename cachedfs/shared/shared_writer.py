@@ -222,7 +222,7 @@ class SharedWriter:
         return self._leases.reads[lease_of(group.key, group.start)] > 0
 
     def _has(self, group: BlockGroup) -> bool:
-        return all(self._cache.has(group.version, index) for index in group.indexes)
+        return all(self._cache.has(group.version, index, only_own=True) for index in group.indexes)
 
     def _gather(self, identity: str, groups: list[BlockGroup]) -> None:
         """Write small pieces and metadata, together with those of the last file if that is small."""

@@ -109,7 +109,7 @@ class WholeFiles:
             key = ObjectKey(identity, name, info.fingerprint or "", version.block_size)
             for index in blocks_in(piece, piece.size, key.block_size):
                 start, stop = index * key.block_size, min((index + 1) * key.block_size, piece.size)
-                if not self._cache.has(key, index):
+                if not self._cache.has(key, index, only_own=True):
                     blocks.append((key.block(index), file.read(piece, offset, start, stop)))
         with contextlib.suppress(CacheError):
             self._cache.put(blocks, bounds, shared={block for block, _ in blocks})

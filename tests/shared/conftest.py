@@ -6,6 +6,7 @@ import threading
 import fsspec
 import pytest
 
+from cachedfs.cache import disk
 from cachedfs.common.clock import clock as metadata_clock
 from cachedfs.core import engines
 from cachedfs.shared.piece import is_gathered
@@ -50,6 +51,18 @@ def patient_nodes(monkeypatch):
     """Wait long for the shared cache: a busy machine would otherwise ask the origin."""
     for place in (SharedPlace, SharedDrive):
         monkeypatch.setattr(place, "answers_s", 60.0)
+
+
+@pytest.fixture
+def on_a_network(monkeypatch):
+    """Let the shared folder count as one on a network: what is read there is copied."""
+    monkeypatch.setattr(disk, "is_local", lambda path: False)
+
+
+@pytest.fixture(params=["local disk", "network"])
+def anywhere(request):
+    if request.param == "network":
+        request.getfixturevalue("on_a_network")
 
 
 @pytest.fixture

@@ -6,10 +6,12 @@ import os
 import re
 import threading
 import time
+import zlib
 from functools import partial
 
 import pytest
 
+from cachedfs.core.downloads import Downloads
 from cachedfs.errors import OriginUnavailable
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.shared import shared_cache, shared_folder, shared_writer
@@ -45,6 +47,7 @@ def asked(origin):
     return log
 
 
+@pytest.mark.usefixtures("anywhere")
 def test_what_one_node_has_read_the_next_one_reads_without_a_request(origin, node):
     data = filled(origin)
     read_all(node("a"), data)
@@ -89,6 +92,7 @@ def test_a_small_file_costs_two_operations_to_put_there_and_none_to_read(origin,
     assert {key: times for key, times in counts.items() if times} == {(GATHERED, "open"): n_files}
 
 
+@pytest.mark.usefixtures("on_a_network")
 def test_a_file_of_which_many_objects_are_wanted_is_read_as_a_whole(origin, node, monkeypatch):
     data = filled(origin, n=40)
     read_all(node("a"), data)
@@ -105,6 +109,73 @@ def test_a_file_of_which_many_objects_are_wanted_is_read_as_a_whole(origin, node
     assert fs.stats().bytes_shared >= sum(len(data[path]) for path in small)
 
 
+def test_on_a_local_disk_it_is_read_where_it_is(origin, node, monkeypatch):
+    data = filled(origin)
+    read_all(node("a"), data)
+    fs = node("b")
+    read_all(fs, data)
+    with fs.open("b/big") as file:
+        assert file.read() == BIG
+    assert fs._objects.engine.cache.usage() == (0, 0)
+    fs = node("c")
+    with fs.prefetch(fs.find("b")) as prefetch:
+        prefetch.wait()
+    assert prefetch.errors == []
+    monkeypatch.setattr(Downloads, "_receive", None)
+    read_all(fs, data)
+    assert fs.stats().bytes_shared == sum(map(len, data.values()))
+
+
+@pytest.mark.parametrize("block_size", [192 * KiB, 3 * MiB, 8 * MiB])
+def test_blocks_of_another_size_are_read_where_they_are_or_copied(origin, node, block_size):
+    origin.put("b/big", BIG)
+    node("a").cat_file("b/big")
+    asked_for = node("b", block_size=block_size)
+    origin.log.clear()
+    assert asked_for.cat_file("b/big") == BIG
+    assert [kind for kind, _ in asked(origin) if kind == "read"] == []
+
+
+def test_what_was_removed_from_the_local_cache_is_read_there(origin, node):
+    origin.put("b/big", BIG)
+    fs = node("a")
+    fs.cat_file("b/big")
+    assert fs._objects.engine.drain(60)
+    assert fs._objects.engine.shared.flush(60)
+    asked(origin)
+    assert fs.evict("b/big") > len(BIG)
+    assert fs.cat_file("b/big") == BIG
+    assert asked(origin) == []
+
+
+def test_a_read_that_may_not_wait_does_not_open_a_file_there(origin, node):
+    origin.put("b/x", noise(1000))
+    node("a").cat_file("b/x")
+    fs = node("b")
+    assert fs.info("b/x")["size"] == 1000
+    with pytest.raises(BlockingIOError):
+        fs._reader.cached("b/x", 0, 10, nowait=True)
+    assert fs.cat_file("b/x", 0, 10) == noise(1000)[:10]
+    assert fs._reader.cached("b/x", 0, 10, nowait=True) == noise(1000)[:10]
+
+
+def test_what_is_not_what_the_origin_has_is_used_no_more(cloud, node, shared):
+    """Its checksums are right: somebody forged it."""
+    path = cloud.path("x")
+    cloud.put("x", b"right")
+    assert node("a").cat_file(path) == b"right"
+    leave()
+    [file] = files_in(shared)
+    index = SharedFolder(str(shared), trust="", is_read_only=False).open(f"{GATHERED}/{file.name}").index()
+    [(piece, _)] = index.pieces
+    forged = piece._replace(checksums=(zlib.crc32(b"wrong"),))
+    file.write_bytes(b"wrong" + encoded_index(index.identity, index.made_at, [forged], list(index.rows)))
+    fs = node("b")
+    assert fs.cat_file(path) == b"wrong"
+    assert fs.verify(path)[0].whole is False
+    assert fs.cat_file(path) == b"right"
+
+
 def test_reads_of_one_process_in_the_same_part_do_not_wait_for_each_other(origin, node, monkeypatch):
     waits, wait = [], SharedFolder.wait_for_others
     monkeypatch.setattr(SharedFolder, "wait_for_others", lambda folder: waits.append(1) or wait(folder))
@@ -116,6 +187,7 @@ def test_reads_of_one_process_in_the_same_part_do_not_wait_for_each_other(origin
     assert not waits
 
 
+@pytest.mark.usefixtures("anywhere")
 def test_open_files_and_ranges_come_from_there_too(origin, node):
     data = filled(origin)
     read_all(node("a"), data)
@@ -132,6 +204,7 @@ def test_open_files_and_ranges_come_from_there_too(origin, node):
     assert asked(origin) == []
 
 
+@pytest.mark.usefixtures("anywhere")
 def test_it_is_complete_enough_for_offline(origin, node):
     data = filled(origin)
     read_all(node("a"), data)
@@ -145,6 +218,7 @@ def test_it_is_complete_enough_for_offline(origin, node):
     assert asked(origin) == []
 
 
+@pytest.mark.usefixtures("anywhere")
 def test_what_is_missing_offline_is_an_error(origin, node):
     origin.put("b/big", BIG)
     node("a").cat_file("b/big", 0, 100)
@@ -154,6 +228,7 @@ def test_what_is_missing_offline_is_an_error(origin, node):
         fs.cat_file("b/big", 19 * MiB, 20 * MiB)
 
 
+@pytest.mark.usefixtures("anywhere")
 def test_only_what_is_missing_is_asked_of_the_origin(origin, node):
     origin.put("b/big", BIG)
     fs = node("a", read_ahead=0)
@@ -273,6 +348,7 @@ def test_blocks_that_were_evicted_before_are_not_shared(origin, node, shared, mo
     assert {path for _, path in asked(origin)} == {"b/big", "b/d/1/1"}
 
 
+@pytest.mark.usefixtures("anywhere")
 def test_what_is_put_there_later_is_found(origin, node, monkeypatch, tmp_path, shared):
     monkeypatch.setattr(shared_cache, "RENEW_S", 0)
     data = filled(origin, n=4)
@@ -300,6 +376,7 @@ def quiet(caplog):
     return [each.getMessage() for each in caplog.records if each.name == "cachedfs.shared"]
 
 
+@pytest.mark.usefixtures("on_a_network")
 @pytest.mark.parametrize(
     ("is_there", "n_threads"), [(False, 32), (True, 32), (True, 1)], ids=["before", "known", "no thread left"]
 )
@@ -406,6 +483,7 @@ def replaced_by_another(path):
     os.link(other, path)
 
 
+@pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize(
     "damage",
     [replaced_by_a_link, replaced_by_a_pipe, replaced_by_a_folder, changed, emptied, cut_off, os.unlink],
@@ -422,6 +500,7 @@ def test_a_file_that_is_not_what_it_should_be_is_a_miss(origin, node, shared, ca
     assert (quiet(caplog) == []) is (damage is os.unlink)
 
 
+@pytest.mark.usefixtures("anywhere")
 def test_a_file_with_another_piece_than_its_name_says_is_a_miss(origin, node, shared, caplog):
     data = filled(origin, n=1)
     read_all(node("a"), data)
@@ -438,6 +517,7 @@ def test_a_file_with_another_piece_than_its_name_says_is_a_miss(origin, node, sh
     assert fs.stats().bytes_fetched == 0
 
 
+@pytest.mark.usefixtures("anywhere")
 def test_a_file_that_vanishes_is_a_miss(origin, node, shared):
     data = filled(origin)
     read_all(node("a"), data)

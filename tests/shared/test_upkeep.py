@@ -106,6 +106,7 @@ def test_mistakes_are_named(arguments, status, text):
     assert text in run("share", *arguments, status=status).output
 
 
+@pytest.mark.usefixtures("on_a_network")
 def test_what_came_from_a_shared_cache_or_an_import_is_evicted_alone(cloud, shared, tmp_path):
     option, carried = ("-o", f"shared_cache={shared}"), str(tmp_path / "carried.zip")
     for name in ("shared", "exported", "own"):

@@ -1,0 +1,87 @@
+"""Blocks of a shared folder on a local disk: they are read where they are, as fast as those of the local cache."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from cachedfs.cache.block_file import PAGE, BlockTrailer, OpenBlock
+from cachedfs.common.types import ObjectKey
+from cachedfs.common.version import Version
+from cachedfs.errors import BadBlock
+from cachedfs.shared.known_pieces import KnownPieces
+from cachedfs.shared.metadata_rows import DamagedFile
+from cachedfs.shared.piece import PlacedPiece, shareable_key
+from cachedfs.shared.shared_bucket import SharedBucket
+from cachedfs.shared.shared_folder import OpenShared, SharedFolder
+
+
+class _BlockOfPiece(OpenBlock):
+    """A block in an open file with other blocks, which is closed with the last of them."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: OpenShared, path: str, trailer: BlockTrailer, offset: int) -> None:
+        super().__init__(file.fd, path, trailer, offset)
+        self._file = file
+
+    def close(self) -> None:
+        pass
+
+
+@functools.lru_cache(maxsize=1024)
+def _key_of(version: Version) -> str | None:
+    return shareable_key(version.identity, version.info)
+
+
+class BlocksInPlace:
+    """The known blocks of a shared cache, if it is in a folder on a local disk: see `BlocksBeside`.
+
+    `reject` is called with the name of a file that cannot be used, and the error. `bytes_read` counts the opened blocks.
+    """
+
+    def __init__(
+        self,
+        folder: SharedFolder | SharedBucket,
+        known: KnownPieces,
+        reject: Callable[[str, DamagedFile | OSError], None],
+    ) -> None:
+        self._folder, self._known, self._reject = folder, known, reject
+        self.bytes_read = 0
+
+    def has(self, key: ObjectKey, index: int) -> bool:
+        return self._placed(key, index) is not None
+
+    def open(self, key: ObjectKey, index: int) -> OpenBlock | None:
+        if (placed := self._placed(key, index)) is None:
+            return None
+        try:
+            file = self._folder.open(placed.file)
+            piece, offset = file.find(placed)
+        except (DamagedFile, OSError) as error:
+            self._reject(placed.file, error)
+            return None
+        assert isinstance(file, OpenShared)
+        start = index * key.block_size
+        stop, skipped = min(start + key.block_size, piece.size), start - piece.start
+        checksums = piece.checksums[skipped // PAGE : -(-(stop - piece.start) // PAGE)]
+        trailer = BlockTrailer(stop - start, tuple(checksums), b"", is_shared=True)
+        self.bytes_read += stop - start
+        return _BlockOfPiece(file, f"{self._folder.path}/{placed.file}", trailer, offset + skipped)
+
+    def exclude(self, path: str, error: BadBlock | OSError) -> bool:
+        folder, file = f"{self._folder.path}/", path.removeprefix(f"{self._folder.path}/")
+        if not path.startswith(folder):
+            return False
+        self._reject(file, DamagedFile(str(error)) if isinstance(error, BadBlock) else error)
+        return True
+
+    def _placed(self, key: ObjectKey, index: int) -> PlacedPiece | None:
+        """Return the piece that has all of a block, on pages of its own."""
+        if not (self._folder.is_local and isinstance(key, Version)) or self._folder.is_off:
+            return None
+        name, start = _key_of(key), index * key.block_size
+        placed = None if name is None else self._known.at(name, start)
+        if placed is None or (start - placed.piece.start) % PAGE:
+            return None
+        return placed if min(start + key.block_size, key.size) <= placed.piece.stop else None
