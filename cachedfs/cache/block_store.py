@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
 
 from cachedfs.cache import block_file, disk
@@ -45,6 +46,15 @@ class BlockStore(BlockWriter):
     def root(self) -> str | None:
         """The path of this user's cache directory; None when nothing can be stored."""
         return self._own.path
+
+    @functools.cached_property
+    def name(self) -> str:
+        """32 hex digits that name this cache among those of all machines; for this process only if nothing can be stored."""
+        status = None if self.root is None else disk.state(self.root)
+        if status is None:
+            return os.urandom(16).hex()
+        place = f"{os.uname().nodename}|{status.st_dev}|{status.st_ino}"
+        return hashlib.blake2b(place.encode(), digest_size=16).hexdigest()
 
     @property
     def cannot_store(self) -> str | None:

@@ -257,7 +257,7 @@ class Engine(EventLoopThread):
                 self.cache.locks.release(key.number + index)
         if self.shared is not None and are_stored:
             self.shared.note(
-                (each.key.object, each.download.info, each.key.index) for each in blocks if each.download.info
+                (each.key, each.download.info, each.pieces) for each in blocks if each.download.info
             )
         if self.speculation.queued:
             self.call_soon(self.speculation.pump)

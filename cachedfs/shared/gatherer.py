@@ -19,34 +19,38 @@ HURRY_S = 0.2  # the same if another node waits, and no request brings more of i
 LONGEST_S = 60.0  # the longest wait for more small objects
 MOST_GROUPS = 100_000  # waiting; what comes then is not shared
 MOST_IN_FILE = 10_000  # groups of one file
+IN_MEMORY = 32 << 20  # bytes of waiting blocks; what is beyond is read from the local cache
 
 
 @dataclasses.dataclass
 class BlockGroup:
-    """The blocks of FILE aligned bytes of one version. The last one came at `noted_at`."""
+    """The blocks of FILE aligned bytes of one version, by index: their bytes if they are in memory, else None.
+
+    The last one came at `noted_at`.
+    """
 
     version: ObjectKey
     info: ObjectInfo
     key: str
     number: int
-    indexes: set[int] = dataclasses.field(default_factory=set)
+    blocks: dict[int, Sequence[memoryview] | None] = dataclasses.field(default_factory=dict)
     noted_at: float = 0.0
 
     @property
     def size(self) -> int:
         """Bytes of the blocks, all but the last of the object counted as whole ones."""
-        return min(len(self.indexes) * self.version.block_size, self.info.size or 0)
+        return min(len(self.blocks) * self.version.block_size, self.info.size or 0)
 
     @property
     def start(self) -> int:
         """The offset of the first block in the object, in bytes."""
-        return min(self.indexes) * self.version.block_size
+        return min(self.blocks) * self.version.block_size
 
     @property
     def is_complete(self) -> bool:
         n, size = blocks_per_file(self.version), self.version.block_size
         n_blocks = -(-(self.info.size or 0) // size)
-        return len(self.indexes) == min(n, n_blocks - self.number * n)
+        return len(self.blocks) == min(n, n_blocks - self.number * n)
 
 
 def blocks_per_file(version: ObjectKey) -> int:
@@ -75,12 +79,21 @@ class Gatherer:
     def __init__(self) -> None:
         self._groups: dict[tuple[str, int], BlockGroup] = {}
         self._began_at = self._last_at = 0.0
+        self._n_bytes = 0  # in memory
 
     def __bool__(self) -> bool:
         return bool(self._groups)
 
-    def note(self, version: ObjectKey, info: ObjectInfo, key: str, index: int, now: float) -> None:
-        """Add a block that was fetched and is in the local cache."""
+    def note(
+        self,
+        version: ObjectKey,
+        info: ObjectInfo,
+        key: str,
+        index: int,
+        now: float,
+        data: Sequence[memoryview] | None = None,
+    ) -> None:
+        """Add a block that was fetched and is in the local cache, perhaps with its bytes."""
         self._began_at, self._last_at = self._began_at or now, now
         number = index // blocks_per_file(version)
         group = self._groups.get((version.digest, number))
@@ -88,8 +101,12 @@ class Gatherer:
             if len(self._groups) >= MOST_GROUPS:
                 return
             group = self._groups[version.digest, number] = BlockGroup(version, info, key, number)
-        group.indexes.add(index)
         group.noted_at = now
+        if group.blocks.get(index) is None:
+            size = sum([len(piece) for piece in data or ()])
+            has_room = self._n_bytes + size <= IN_MEMORY
+            group.blocks[index] = data if has_room else None
+            self._n_bytes += size if has_room else 0
 
     def take(
         self,
@@ -121,6 +138,7 @@ class Gatherer:
         for file in files:
             for group in file:
                 del self._groups[group.version.digest, group.number]
+                self._n_bytes -= sum(len(piece) for data in group.blocks.values() for piece in data or ())
         return files
 
 

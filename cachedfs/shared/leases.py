@@ -2,20 +2,26 @@
 
 A lease is a file that only one node can create. It is removed once what was fetched is in the shared cache, and ignored
 when it is EXPIRES_S old by the clock of the store: its node may be gone. At worst something is fetched twice.
+
+A node that is alone takes no leases on small objects, which cost more than what they may save. One node at most has a file
+that says so. Whoever finds it lets that node know, as if it waited for a lease.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cachedfs.common.executor import each_in_threads
 from cachedfs.shared.gatherer import FILE
 from cachedfs.shared.shared_bucket import SharedBucket
-from cachedfs.shared.shared_folder import SharedFolder
+from cachedfs.shared.shared_folder import ALONE, SharedFolder
 
 EXPIRES_S = 30.0
+RENEW_ALONE_S = 10.0
 
 
 def lease_of(key: str, position: int) -> str:
@@ -26,14 +32,52 @@ def lease_of(key: str, position: int) -> str:
 class Leases:
     """The leases of one process in a folder; `held` are its own.
 
-    All methods block. Errors of the folder are not raised.
+    `node` returns the name of this one, which all processes with the same local cache have. All methods block, and raise
+    no errors of the folder.
     """
 
-    def __init__(self, folder: SharedFolder | SharedBucket) -> None:
-        self._folder = folder
+    def __init__(self, folder: SharedFolder | SharedBucket, node: Callable[[], str]) -> None:
+        self._folder, self._node = folder, node
+        self.alone_at = -math.inf  # when it last looked for other nodes, if it found none
+        self._met_at = self._renewed_at = -math.inf  # when it last found one, and said that there is none
+        self._seen_waiting: float | None = None  # what `waited_at` returned when it last looked around
         self.held: set[str] = set()
         self.reads = Counter[str]()  # of this process that are under way, by lease
         self._waiting_at = 0.0  # what `waited_at` returned last
+
+    def is_alone(self) -> bool:
+        """Return whether no other node fetches small objects now. One that begins later lets this one know."""
+        if not isinstance(self._folder, SharedFolder):
+            return False
+        try:
+            now = time.monotonic()
+            self.alone_at = now if self._look_around(self._folder, now) else -math.inf
+        except OSError:  # it can only be read, is full, or has no links
+            self.alone_at = -math.inf
+        return self.alone_at > -math.inf
+
+    def _look_around(self, folder: SharedFolder, now: float) -> bool:
+        """Find out whether this node is alone. In each order of the steps of several nodes, at most one is."""
+        found, ours, waited_at = folder.node_alone(), self._node(), folder.waited_at()
+        is_new, self._seen_waiting = self._seen_waiting not in (None, waited_at), waited_at
+        if found is not None and found[0] == ours:
+            if is_new:
+                folder.remove(ALONE)
+                self._met_at = now
+            elif now - self._renewed_at >= RENEW_ALONE_S:
+                folder.renew(ALONE)
+                self._renewed_at = now
+            return not is_new
+        if found is not None:
+            now_there = folder.wait_for_others()
+            if now_there is not None and now_there - found[1] >= EXPIRES_S:
+                folder.remove(ALONE)
+            else:
+                self._met_at = now
+        if now - self._met_at < EXPIRES_S:
+            return False
+        self._renewed_at = now
+        return folder.set_node_alone(ours)
 
     def take(self, names: Sequence[str]) -> set[str]:
         """Take leases; return those that this node may use. Nodes that hold the others are asked to hurry."""
@@ -67,7 +111,15 @@ class Leases:
             with contextlib.suppress(OSError):
                 self._folder.remove(name)
 
+    @property
+    def are_held(self) -> bool:
+        """True if the folder has a lease of this process, or says that its node is alone."""
+        return self.alone_at > -math.inf or bool(self.held)
+
     def release_all(self) -> None:
+        if self.alone_at > -math.inf:
+            with contextlib.suppress(OSError):
+                self._folder.remove(ALONE)
         for name in list(self.held):
             self.release(name)
 
@@ -79,7 +131,7 @@ class Leases:
 
     def is_awaited(self) -> bool:
         """Return whether a node has begun to wait for another one since the last call, and perhaps for this one."""
-        if not self.held:
+        if not self.are_held:
             return False
         with contextlib.suppress(OSError):
             at = self._folder.waited_at()

@@ -17,6 +17,8 @@ AT_ONCE = (
     MOST_AT_ONCE  # leases taken in one call; reads that have one, about: others wait for what is not sent yet
 )
 RENEW_S = EXPIRES_S / 3
+LOOK_S = 0.1  # until a node that is alone looks for others again, while reads go on
+ALONE_S = 1.0  # the same if reads wait for it
 WRITTEN_S = 60.0  # from the end of a request until what it brought must be there
 
 
@@ -45,7 +47,20 @@ class ReadLeases:
         self._has_room.set()
         # Leases to renew, until when (monotonic); others expire, as of a read that was canceled.
         self._renewed: dict[str, float] = {}
-        self._is_renewing = False
+        self._is_renewing, self._is_looking = False, False
+
+    def is_alone(self) -> bool:
+        """Return whether no other node fetched small objects a moment ago. Look again soon."""
+        age_s = time.monotonic() - self._leases.alone_at
+        if LOOK_S <= age_s < ALONE_S and not self._is_looking:
+            self._is_looking = True
+            with contextlib.suppress(RuntimeError):  # the pool is closed
+                self._pool.submit(self._look)
+        return age_s < ALONE_S
+
+    def _look(self) -> None:
+        self._leases.is_alone()
+        self._is_looking = False
 
     async def take(self, name: str, subfolder: str) -> bool:
         """Take a lease, together with those that others want; return whether a read may `begin` with it."""

@@ -94,7 +94,7 @@ class SharedCache:
         self._awaited: set[str] = set()  # leases that another node had at the last try
         self._progress_at = 0.0
         self.bytes_given = self._bytes_apart = 0  # to reads; of these, not from whole files
-        self._leases = Leases(self._folder)
+        self._leases = Leases(self._folder, lambda: cache.name)
         self._read_leases = ReadLeases(self._leases, self._take, self._pool)
         self._writer = SharedWriter(
             self._folder, cache, self._known, self._wrote, self._leases, most=options.size
@@ -112,7 +112,7 @@ class SharedCache:
     def close(self) -> None:
         """Write what waits if the folder answers, and end the threads."""
         self._writer.close()
-        if self._leases.held and not self._folder.is_off:
+        if self._leases.are_held and not self._folder.is_off:
             wait([self._pool.submit(self._leases.release_all)], self._folder.answers_s)
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._folder.close()
@@ -178,6 +178,8 @@ class SharedCache:
         name, (pause_s, longest_s) = lease_of(key, position), self._folder.pauses_s
         until = time.monotonic() + EXPIRES_S
         subfolder = folder_of_runs(key) if (info.size or 0) >= LARGE else GATHERED
+        if subfolder == GATHERED and self._read_leases.is_alone():
+            return None
         may_be_gathered = False
         while self._folder.is_ready and self._writer.accepts(info) and time.monotonic() < until:
             is_ours = await self._read_leases.take(name, subfolder)
@@ -197,7 +199,9 @@ class SharedCache:
         return await self._in_time(partial(self._take_and_look, names, subfolder)) or set()
 
     def _take_and_look(self, names: Sequence[str], subfolder: str) -> set[str]:
-        """Take leases, and see what came there before they were free. In a thread."""
+        """Take leases, unless nobody would wait for them, and see what came there before they were free. In a thread."""
+        if subfolder == GATHERED and self._leases.is_alone():
+            return set(names)
         taken = self._leases.take(names)
         looked_at = max(self._looked_at.get(each, -RECENT_S) for each in ("", subfolder))
         is_recent = self._folder.times_itself and time.monotonic() - looked_at < RECENT_S

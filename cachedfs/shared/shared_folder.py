@@ -20,6 +20,8 @@ logger = logging.getLogger("cachedfs.shared")
 DAY_S = 86400.0
 MOST_OPEN = 16  # files
 _WAITING = "leases/waiting"  # its time says when a node last waited for another
+ALONE = "leases/alone"  # names the node that fetches small objects and found no other one
+_LONGEST_NAME = 64
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -190,6 +192,32 @@ class SharedFolder(SharedPlace):
     def waited_at(self) -> float:
         """Return a number that is another one once a node waits."""
         return self.modified_at(_WAITING) or 0.0
+
+    def node_alone(self) -> tuple[str, float] | None:
+        """Return the name of the node that takes itself to be alone, and its time as the server has it; None without one."""
+        try:
+            fd = os.open(f"{self.path}/{ALONE}", disk.READ)  # opening it asks the server
+        except FileNotFoundError:
+            return None
+        try:
+            return os.read(fd, _LONGEST_NAME).decode(errors="replace"), os.fstat(fd).st_mtime
+        finally:
+            os.close(fd)
+
+    def set_node_alone(self, node: str) -> bool:
+        """Let others know that a node takes itself to be alone; return False if one does already."""
+        temp = self._temp()
+        fd = self._create(temp)
+        try:
+            with open(fd, "wb", buffering=0) as file:
+                file.write(node.encode())
+            self._make(f"{self.path}/leases")
+            os.link(temp, f"{self.path}/{ALONE}")
+            return True
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(temp)
 
     def modified_at(self, name: str) -> float | None:
         """Return the time of a file, as its server has it now; None without one."""

@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from zlib_ng.zlib_ng import crc32
+
 from cachedfs.cache import disk
-from cachedfs.cache.block_file import PLACE, open_block, place
+from cachedfs.cache.block_file import PAGE, PLACE, open_block, place
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.index.metadata_records import encode_info
 from cachedfs.common.clock import clock
 from cachedfs.common.executor import AT_ONCE, each_in_threads
-from cachedfs.common.types import ObjectInfo, ObjectKey
+from cachedfs.common.types import BlockKey, ObjectInfo
 from cachedfs.common.urls import folder_of, stored_path
 from cachedfs.errors import BadBlock, CachedFSError
 from cachedfs.shared.gatherer import BlockGroup, Gatherer, runs_of
@@ -95,14 +97,14 @@ class SharedWriter:
             return False
         return self._cache.cannot_store is None and (most is None or (info.size or 0) <= most // LARGEST)
 
-    def note(self, blocks: Iterable[tuple[ObjectKey, ObjectInfo, int]]) -> None:
+    def note(self, blocks: Iterable[tuple[BlockKey, ObjectInfo, Sequence[memoryview]]]) -> None:
         """Remember blocks that are in the local cache now, and were fetched: those of the origin are put there soon."""
         now = time.monotonic()
         with self._lock:
-            for version, info, index in blocks:
+            for (version, index), info, data in blocks:
                 key = shareable_key(version.identity, info) if self.accepts(info) else None
                 if key is not None and self._known.at(key, index * version.block_size) is None:
-                    self._gatherer.note(version, info, key, index, now)
+                    self._gatherer.note(version, info, key, index, now, data)
             if self._gatherer and self._thread is None and not self._is_closed:
                 self._start()
         self._wake.set()
@@ -222,7 +224,7 @@ class SharedWriter:
         return self._leases.reads[lease_of(group.key, group.start)] > 0
 
     def _has(self, group: BlockGroup) -> bool:
-        return all(self._cache.has(group.version, index, only_own=True) for index in group.indexes)
+        return all(self._cache.has(group.version, index, only_own=True) for index in group.blocks)
 
     def _gather(self, identity: str, groups: list[BlockGroup]) -> None:
         """Write small pieces and metadata, together with those of the last file if that is small."""
@@ -300,7 +302,7 @@ def put_file(
     """
     pieces, data = list[Piece](), list[bytes]()
     for group in groups:
-        blocks = {index: block for index in group.indexes if (block := _block(cache, group, index))}
+        blocks = {index: block for index in group.blocks if (block := _block(cache, group, index))}
         for run in runs_of(sorted(blocks)):
             start, checksums = run[0] * group.version.block_size, list[int]()
             for index in run:
@@ -321,7 +323,10 @@ def put_file(
 
 
 def _block(cache: BlockStore, group: BlockGroup, index: int) -> tuple[bytes, Sequence[int]] | None:
-    """Return a block and its checksums from the local cache; None if it is gone."""
+    """Return a block and its checksums, from memory or the local cache; None if it is gone."""
+    if (pieces := group.blocks[index]) is not None:
+        data = b"".join(pieces)
+        return data, [crc32(memoryview(data)[at : at + PAGE]) for at in range(0, len(data), PAGE)]
     size = group.version.block_size
     key = group.version.encoded + PLACE.pack(index, size)
     path = f"{cache.root}/{place(group.version.digest, index)}"

@@ -81,8 +81,8 @@ def test_s3_is_a_place_for_it_too(origin, node, s3):
     read_all(node("b", shared_cache=url), data)
     assert asked(origin) == []
     ours, theirs = (
-        Leases(SharedBucket(url, is_read_only=False)),
-        Leases(SharedBucket(url, is_read_only=False)),
+        Leases(SharedBucket(url, is_read_only=False), str),
+        Leases(SharedBucket(url, is_read_only=False), str),
     )
     assert ours.take([NAME])
     assert not theirs.take([NAME])
@@ -192,7 +192,7 @@ NAME = lease_of("0a" * 16, 5)
 
 def test_a_lease_is_created_by_one_node_only_and_expires(bucket, cloud, monkeypatch):
     places = [SharedBucket(bucket, is_read_only=False) for _ in range(2)]
-    ours, theirs = map(Leases, places)
+    ours, theirs = (Leases(place, str) for place in places)
     assert ours.take([NAME])
     assert not theirs.take([NAME])
     monkeypatch.setattr(leases, "EXPIRES_S", 0.0)

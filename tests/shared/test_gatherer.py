@@ -1,6 +1,7 @@
 """Which blocks are written together, and when."""
 
 from cachedfs.common.types import ObjectInfo, ObjectKey
+from cachedfs.shared import gatherer as shared_gatherer
 from cachedfs.shared.gatherer import FILE, Gatherer, runs_of
 from tests.support import KiB, MiB
 
@@ -17,7 +18,7 @@ def noted(gatherer, name, size, indexes, now, identity=IDENTITY):
 def taken(gatherer, now, **options):
     """Return the files to write: for each the name, and the blocks of each group."""
     return [
-        [(each.info.path, sorted(each.indexes)) for each in file] for file in gatherer.take(now, **options)
+        [(each.info.path, sorted(each.blocks)) for each in file] for file in gatherer.take(now, **options)
     ]
 
 
@@ -86,6 +87,19 @@ def test_a_file_has_about_the_same_size_whatever_the_sizes_of_objects():
     sizes = [sum(group.size for group in file) for file in gatherer.take(1)]
     assert all(FILE <= size < FILE + 200_000 for size in sizes)
     assert len(sizes) > 30
+
+
+def test_bytes_are_kept_while_they_are_few(monkeypatch):
+    monkeypatch.setattr(shared_gatherer, "IN_MEMORY", 10)
+    gatherer, info = Gatherer(), ObjectInfo("x", "file", 3 * MiB, "1")
+    version, data = ObjectKey(IDENTITY, "x", "1", MiB), [memoryview(b"12345")]
+    for index in (0, 0, 1, 2):
+        gatherer.note(version, info, "x", index, 1, data)
+    for now in (2, 3):  # there is room again
+        [[group]] = gatherer.take(now, everything=True)
+        assert group.blocks == ({0: data, 1: data, 2: None} if now == 2 else {0: data, 1: data})
+        for index in (0, 1):
+            gatherer.note(version, info, "x", index, now, data)
 
 
 def test_runs_are_consecutive():

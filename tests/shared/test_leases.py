@@ -1,21 +1,25 @@
 """Nodes that read the same at the same time download it once."""
 
 import contextlib
+import itertools
 import json
 import math
 import os
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 
 import fsspec
 import pytest
 
+from cachedfs.cache.block_store import BlockStore
+from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.common.types import CacheBounds, Range
-from cachedfs.shared import gatherer, read_leases
+from cachedfs.shared import gatherer, leases, read_leases
 from cachedfs.shared.leases import Leases, lease_of
-from cachedfs.shared.shared_folder import SharedFolder
+from cachedfs.shared.shared_folder import ALONE, SharedFolder
 from tests.shared.conftest import leave
 from tests.support import KiB, MiB, noise, until
 
@@ -87,8 +91,12 @@ def folder(shared):
 NAME = lease_of("0a" * 16, 5)
 
 
+def leases_of(folder, node):
+    return Leases(folder, lambda: node)
+
+
 def test_one_node_has_a_lease_until_it_is_released(folder):
-    ours, theirs = Leases(folder), Leases(folder)
+    ours, theirs = leases_of(folder, "a"), leases_of(folder, "b")
     assert ours.take([NAME])
     assert ours.take([NAME])  # for another read of this process
     assert not theirs.take([NAME])
@@ -99,7 +107,7 @@ def test_one_node_has_a_lease_until_it_is_released(folder):
 
 
 def test_a_lease_expires_by_the_clock_of_the_folder_unless_it_is_renewed(folder, clock):
-    ours, theirs = Leases(folder), Leases(folder)
+    ours, theirs = leases_of(folder, "a"), leases_of(folder, "b")
     assert ours.take([NAME])
     clock(600)  # of this machine
     assert not theirs.take([NAME])
@@ -114,13 +122,102 @@ def test_a_lease_expires_by_the_clock_of_the_folder_unless_it_is_renewed(folder,
 
 
 def test_who_waits_is_noticed_by_who_fetches(folder):
-    ours, theirs = Leases(folder), Leases(folder)
+    ours, theirs = leases_of(folder, "a"), leases_of(folder, "b")
     assert not ours.is_awaited()
     ours.take([NAME])
     assert not ours.is_awaited()
     theirs.take([NAME])
     assert ours.is_awaited()
     assert not ours.is_awaited()
+
+
+@pytest.mark.parametrize("order", sorted(set(itertools.permutations([0, 1] * 3))), ids=str)
+def test_of_nodes_that_begin_together_at_most_one_is_alone(folder, order):
+    """Whatever the order of their steps."""
+    goes_on, waits = ([threading.Semaphore(0) for _ in range(2)] for _ in range(2))
+    found = {}
+
+    def look_around(number):
+        def step(act, *args):
+            waits[number].release()
+            goes_on[number].acquire()
+            return act(*args)
+
+        place = SharedFolder(folder.folder, trust="group", is_read_only=False)
+        for name in ("node_alone", "waited_at", "set_node_alone"):
+            setattr(place, name, partial(step, getattr(place, name)))
+        found[number] = leases_of(place, str(number)).is_alone()
+        waits[number].release()
+
+    threads = [threading.Thread(target=look_around, args=(number,), daemon=True) for number in range(2)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        assert waits[number].acquire(timeout=60)
+    for number in order:
+        if number not in found:
+            goes_on[number].release()
+            assert waits[number].acquire(timeout=60)
+    assert sum(found.values()) == 1
+
+
+def test_a_node_is_alone_until_another_one_begins_and_again_half_a_minute_later(folder, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(leases.time, "monotonic", lambda: now[0])
+    ours, theirs = leases_of(folder, "ours"), leases_of(folder, "theirs")
+    assert ours.is_alone()
+    assert ours.is_alone()
+    assert not theirs.is_alone()
+    assert ours.is_awaited()  # it is to put there what it has fetched without leases
+    for now[0] in range(101, 130):  # both go on
+        assert not ours.is_alone()
+        assert not theirs.is_alone()
+    now[0] = 131
+    assert ours.is_alone()
+    assert not theirs.is_alone()
+    assert not ours.is_alone()
+    now[0] = 200  # the other one has ended
+    assert ours.is_alone()
+    assert ours.is_alone()
+    ours.release_all()
+    assert theirs.is_alone()
+
+
+def test_a_node_that_was_killed_is_no_company(folder):
+    path = f"{folder.path}/{ALONE}"
+    assert leases_of(folder, "killed").is_alone()
+    for age_s, is_alone in ((28, False), (31, True)):
+        os.utime(path, (0, time.time() - age_s))
+        assert leases_of(folder, "ours").is_alone() is is_alone
+
+
+def test_the_file_of_a_node_that_is_alone_is_renewed(folder, monkeypatch):
+    ours, path = leases_of(folder, "ours"), f"{folder.path}/{ALONE}"
+    assert ours.is_alone()
+    os.utime(path, (0, 0))
+    assert ours.is_alone()
+    assert os.stat(path).st_mtime == 0
+    now = time.monotonic() + 11
+    monkeypatch.setattr(leases.time, "monotonic", lambda: now)
+    assert ours.is_alone()
+    assert os.stat(path).st_mtime > 0
+
+
+def test_processes_with_one_local_cache_are_one_node(tmp_path, folder):
+    first, second, other = (BlockStore(str(tmp_path / name), explicit=True) for name in ("a", "a", "b"))
+    for each in (first, other):
+        each.metadata.keep_records([MetadataRecord("x", "y", None, 1.0, 0)])
+    assert first.name == second.name != other.name
+    both = [Leases(folder, lambda each=each: each.name) for each in (first, second)]
+    assert [each.is_alone() for each in both * 2] == [True] * 4
+
+
+def test_a_node_that_cannot_say_that_it_is_alone_is_not(folder, monkeypatch):
+    def refuse(*args):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert not leases_of(folder, "ours").is_alone()
+    assert not os.listdir(f"{folder.path}/tmp")
 
 
 def test_parts_of_an_object_have_leases_of_their_own():
@@ -133,7 +230,7 @@ def test_where_nothing_can_be_written_nobody_waits(folder, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(SharedFolder, "make_empty", refuse)
-    assert Leases(folder).take([NAME])
+    assert leases_of(folder, "a").take([NAME])
 
 
 def test_a_node_waits_for_the_one_that_fetches(origin, node, shared, tmp_path):
@@ -147,10 +244,11 @@ def test_a_node_waits_for_the_one_that_fetches(origin, node, shared, tmp_path):
     hidden = tmp_path / "hidden"
     file.rename(hidden)
     version = fs._objects.version(fs._objects.known("b/k")) if fs.exists("b/k") else None
-    other = Leases(SharedFolder(str(shared), trust="group", is_read_only=False))
+    other = leases_of(SharedFolder(str(shared), trust="group", is_read_only=False), "other")
     from cachedfs.shared.piece import key_of
 
     lease = lease_of(key_of(version.identity, version.info), 0)
+    assert other.is_alone()
     assert other.take([lease])
     got = []
     thread = threading.Thread(target=lambda: got.append(fs.cat_file("b/k")))
@@ -201,7 +299,8 @@ def test_a_lease_is_held_until_the_last_read_of_its_part_ends(origin, node, shar
     until(lambda: not list(shared.rglob("leases/*-*")))
 
 
-def test_a_lease_of_a_read_that_fails_is_released(origin, node, shared):
+def test_a_lease_of_a_read_that_fails_is_released(origin, node, shared, folder):
+    folder.set_node_alone("another")
     origin.put("b/k", noise(50_000))
     fs = node("a")
     fs.info("b/k")
@@ -248,8 +347,9 @@ def test_there_is_no_lease_on_what_will_not_be_put_there(origin, node, shared, t
     assert fs.cat_file("b/k") == data
 
 
-def test_many_leases_are_taken_in_calls_that_a_slow_folder_answers_in_time(origin, node, monkeypatch):
+def test_many_leases_are_taken_in_calls_that_a_slow_folder_answers_in_time(origin, node, folder, monkeypatch):
     """A call that takes longer than 2 s means that the folder does not answer."""
+    folder.set_node_alone("another")
     sizes, take = [], Leases.take
     monkeypatch.setattr(read_leases, "AT_ONCE", 4)
     monkeypatch.setattr(Leases, "take", lambda self, names: sizes.append(len(names)) or take(self, names))
@@ -261,7 +361,8 @@ def test_many_leases_are_taken_in_calls_that_a_slow_folder_answers_in_time(origi
     assert max(sizes) == 4
 
 
-def test_no_lease_is_left(origin, node, shared):
+def test_no_lease_is_left(origin, node, shared, folder):
+    folder.set_node_alone("another")
     data = {f"b/{i}": origin.put(f"b/{i}", noise(5 * MiB if i % 2 else 5000, i)) for i in range(6)}
     fs = node("a")
     fs.find("b")

@@ -14,7 +14,7 @@ import pytest
 from cachedfs.core.downloads import Downloads
 from cachedfs.errors import OriginUnavailable
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.shared import shared_cache, shared_folder, shared_writer
+from cachedfs.shared import gatherer, shared_cache, shared_folder, shared_writer
 from cachedfs.shared.piece import GATHERED, encoded_index
 from cachedfs.shared.shared_folder import SharedFolder
 from cachedfs.shared.shared_store import BASE
@@ -25,7 +25,7 @@ BIG = noise(20 * MiB + 5, 1)
 
 
 def files_in(shared):
-    return sorted(path for path in shared.rglob("*") if path.is_file())
+    return sorted(path for path in shared.rglob("*") if path.is_file() and path.parent.name != "leases")
 
 
 def filled(origin, n=20, size=50_000):
@@ -67,25 +67,31 @@ def test_what_one_node_has_read_the_next_one_reads_without_a_request(origin, nod
     assert fs.stats().bytes_shared == stats.bytes_shared
 
 
-def test_a_small_file_costs_two_operations_to_put_there_and_none_to_read(origin, node, shared, monkeypatch):
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_small_file_costs_at_most_two_operations_to_put_there_and_none_to_read(
+    origin, node, shared, monkeypatch, is_alone
+):
     n, counts = 200, collections.Counter()
     place = shared / BASE
     (place / "leases").mkdir(parents=True)
 
     def count(name, call, path, *args, **options):
         for kind in ("leases/", GATHERED) if isinstance(path, str) else ():
-            counts[kind, name] += path.startswith(f"{place}/{kind}") and not path.endswith("/waiting")
+            is_own = not path.endswith(("/waiting", "/alone"))
+            counts[kind, name] += path.startswith(f"{place}/{kind}") and is_own
         return call(path, *args, **options)
 
     data = {f"b/d/{i:03}": origin.put(f"b/d/{i:03}", noise(5000 + i, i)) for i in range(n)}
     for name in ("open", "unlink", "rename", "stat", "lstat", "chmod", "utime"):
         monkeypatch.setattr(os, name, partial(count, name, getattr(os, name)))
+    if not is_alone:
+        SharedFolder(str(shared), trust="group", is_read_only=False).set_node_alone("another")
     fs = node("a")
     fs.find("b")  # there are leases only on what is known
     assert fs.cat(list(data)) == data
     leave()
     leases = {name: times for (kind, name), times in counts.items() if kind == "leases/" and times}
-    assert leases == {"open": n, "unlink": n}
+    assert leases == ({} if is_alone else {"open": n, "unlink": n})
     counts.clear()
     assert node("b").cat(list(data)) == data
     n_files = len(list((place / GATHERED).iterdir()))
@@ -334,8 +340,19 @@ def test_a_small_file_is_replaced_by_one_with_more_in_it(origin, node, shared):
     assert asked(origin) == []
 
 
+def test_what_is_in_memory_is_put_there_without_reading_the_local_cache(origin, node, monkeypatch):
+    data = filled(origin)
+    monkeypatch.setattr(shared_writer, "open_block", None)
+    read_all(node("a"), data)
+    leave()
+    asked(origin)
+    read_all(node("b"), data)
+    assert asked(origin) == []
+
+
 def test_blocks_that_were_evicted_before_are_not_shared(origin, node, shared, monkeypatch):
     monkeypatch.setattr(shared_writer, "LOOK_S", 600)
+    monkeypatch.setattr(gatherer, "IN_MEMORY", 0)
     data = filled(origin, n=3)
     fs = node("a")
     assert fs.cat(list(data)) == data
