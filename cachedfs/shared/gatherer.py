@@ -20,6 +20,9 @@ LONGEST_S = 60.0  # the longest wait for more small objects
 MOST_GROUPS = 100_000  # waiting; what comes then is not shared
 MOST_IN_FILE = 10_000  # groups of one file
 IN_MEMORY = 32 << 20  # bytes of waiting blocks; what is beyond is read from the local cache
+SMALL = (
+    256 << 10
+)  # bytes of a block that is kept in memory: to read a larger one costs no more than to copy it
 
 
 @dataclasses.dataclass
@@ -104,7 +107,7 @@ class Gatherer:
         group.noted_at = now
         if group.blocks.get(index) is None:
             size = sum([len(piece) for piece in data or ()])
-            has_room = self._n_bytes + size <= IN_MEMORY
+            has_room = size <= SMALL and self._n_bytes + size <= IN_MEMORY
             group.blocks[index] = data if has_room else None
             self._n_bytes += size if has_room else 0
 

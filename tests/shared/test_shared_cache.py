@@ -340,8 +340,8 @@ def test_a_small_file_is_replaced_by_one_with_more_in_it(origin, node, shared):
     assert asked(origin) == []
 
 
-def test_what_is_in_memory_is_put_there_without_reading_the_local_cache(origin, node, monkeypatch):
-    data = filled(origin)
+def test_small_objects_are_put_there_without_reading_the_local_cache(origin, node, monkeypatch):
+    data = {f"b/{i}": origin.put(f"b/{i}", noise(5000, i)) for i in range(20)}
     monkeypatch.setattr(shared_writer, "open_block", None)
     read_all(node("a"), data)
     leave()
