@@ -207,9 +207,9 @@ class MetadataStore(FeedStore):
 
     # Listings
 
-    def listing(self, identity: str, folder: str) -> ListingRecord | None:
-        """Return the children in the last listing of `folder`, ignoring newer metadata of single children."""
-        found = self._own.query(lambda rows: _listing(rows, identity, folder), None)
+    def listing(self, identity: str, folder: str, *, with_infos: bool = True) -> ListingRecord | None:
+        """Return the last listing of `folder`, ignoring newer metadata of its children; these can be left out."""
+        found = self._own.query(lambda rows: _listing(rows, identity, folder, with_infos), None)
         if found is None:
             return None
         infos, checked_at, counter, *watch = found
@@ -361,14 +361,14 @@ def _reached(rows: list[Any], limit: int) -> tuple[float, int]:
     return (rows[-1][1], rows[-1][0]) if len(rows) == limit else (0.0, 0)
 
 
-def _listing(rows: IndexRows, identity: str, folder: str) -> tuple[Any, ...] | None:
+def _listing(rows: IndexRows, identity: str, folder: str, with_infos: bool) -> tuple[Any, ...] | None:
     """Return the children in a listing, its time and change counter, and the feed and folder that are watched."""
     found = rows.run(_LISTING, (origin_of(identity), blob_of(folder))).fetchone()
     if found is None:
         return None
     id, checked_at, counter, *watch = found
     infos = []
-    for name, text, own in rows.run(_CHILDREN, (id,)):
+    for name, text, own in rows.run(_CHILDREN, (id,)) if with_infos else ():
         path = text_of(name)
         infos.append(unsealed(text, path, identity, path, checked_at, own, *watch))
     return [info for info in infos if info is not None], checked_at, counter, *watch

@@ -69,7 +69,7 @@ class Listings:
         A later lookup of a name that is not among them asks for it, unless a caller listed the folder before: who lists a
         folder expects that nothing else is in it for `max_age`, who opens some of its files does not.
         """
-        listing = self._objects.store.listing(self._objects.identity, folder)
+        listing = self._objects.store.listing(self._objects.identity, folder, with_infos=False)
         if listing is not None and listing.counter >= 0:
             return await self.get(folder)
         return await self._ask(folder, deep=False, is_for_names=True)
@@ -227,15 +227,21 @@ class Listings:
 
         It expires after `lifetime_s`, or after `max_age`.
         """
-        listing = self._objects.store.listing(self._objects.identity, folder)
+        # First without the children: those of an expired listing would be decoded for nothing.
+        if self._current(folder, lifetime_s, with_infos=False) is None:
+            return None
+        listing = self._current(folder, lifetime_s, with_infos=True)
+        if listing is not None:
+            listing.infos.sort(key=_by_path)
+        return listing
+
+    def _current(self, folder: str, lifetime_s: float | None, *, with_infos: bool) -> ListingRecord | None:
+        listing = self._objects.store.listing(self._objects.identity, folder, with_infos=with_infos)
         if listing is None:
             return None
         at = self._objects.confirmed_until(folder, listing.checked_at, listing.confirmation)
         listing = listing._replace(checked_at=at)
-        if not self.is_current(folder, listing, lifetime_s):
-            return None
-        listing.infos.sort(key=_by_path)
-        return listing
+        return listing if self.is_current(folder, listing, lifetime_s) else None
 
     def is_current(self, folder: str, listing: ListingRecord, lifetime_s: float | None = None) -> bool:
         """Return whether nothing below `folder` is known to have changed since, and `listing` is not expired."""

@@ -20,6 +20,7 @@ import google.oauth2.credentials
 import pytest
 from fsspec.implementations.local import LocalFileOpener, LocalFileSystem
 
+from cachedfs.cache import metadata_store
 from cachedfs.common.atomic_files import filled
 from cachedfs.common.clock import clock as metadata_clock
 from cachedfs.errors import IsAFolder, ObjectNotFound, OriginUnavailable
@@ -905,6 +906,22 @@ def test_may_hold_is_none_without_a_cache_directory():
 
 
 # Freshness.
+def test_an_expired_listing_is_not_decoded(cloud, fs, clock, monkeypatch):
+    decoded, unsealed = [], metadata_store.unsealed
+    monkeypatch.setattr(
+        metadata_store, "unsealed", lambda text, *args: decoded.append(text) or unsealed(text, *args)
+    )
+    for i in range(3):
+        cloud.put(f"d/{i}", b"")
+    assert len(fs.ls(cloud.path("d"))) == 3
+    decoded.clear()
+    assert len(fs.ls(cloud.path("d"))) == 3
+    assert len(decoded) == 3
+    clock(61)
+    assert len(fs.ls(cloud.path("d"))) == 3
+    assert len(decoded) == 3
+
+
 def test_a_changed_object_is_seen_after_max_age(cloud, fs, clock):
     path = cloud.path("a")
     cloud.put("a", b"old")
