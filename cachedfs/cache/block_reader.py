@@ -48,8 +48,14 @@ class BlocksBeside(Protocol):
         ...
 
     def exclude(self, path: str, error: BadBlock | OSError) -> bool:
-        """Use the blocks in a damaged or unreadable file no more; return False if it is none of these files."""
+        """Use a damaged or unreadable file no more, or for a while; return False if it is none of these files."""
         ...
+
+    def remove_wrong(self, key: ObjectKey, index: int) -> None:
+        """Use the file with a block no more, as its bytes differ from the origin's."""
+
+    def close_deleted(self) -> None:
+        """Close files that were removed, to free their disk space."""
 
 
 class BlockReader:
@@ -218,6 +224,8 @@ class BlockReader:
                 is_deleted = True
             if is_deleted:
                 self.close_open(name)
+        if self.beside is not None:
+            self.beside.close_deleted()
 
     def close_open(self, *names: _Key) -> None:
         """Close open blocks, all without `names`, as soon as nobody reads them."""
@@ -264,11 +272,8 @@ class BlockReader:
 
     def remove_wrong(self, key: ObjectKey, index: int) -> None:
         """Remove an undamaged block whose bytes differ from the origin's; ignore it if it cannot be removed."""
-        if (
-            not self.has(key, index, only_own=True)
-            and (block := self._open_beside(key, index, nowait=False)) is not None
-        ):
-            self.exclude(key, index, block.path, BadBlock("its bytes are not those of the origin"))
+        if self.beside is not None:
+            self.beside.remove_wrong(key, index)
         self.remove_damaged(key, index)
         path = f"{self._own.readable}/{block_file.place(key.digest, index)}"
         if os.path.exists(path):

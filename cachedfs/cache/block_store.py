@@ -21,6 +21,7 @@ from cachedfs.cache.index.schema import Totals
 from cachedfs.cache.local_copies import LocalCopy
 from cachedfs.cache.quota_store import QuotaStore
 from cachedfs.cache.space import REMOVED_AT_ONCE
+from cachedfs.common.clock import boot_number
 from cachedfs.common.types import CacheBounds, ObjectKey
 from cachedfs.common.urls import stored_path
 from cachedfs.errors import BadBlock, CacheError
@@ -53,7 +54,7 @@ class BlockStore(BlockWriter):
         status = None if self.root is None else disk.state(self.root)
         if status is None:
             return os.urandom(16).hex()
-        place = f"{os.uname().nodename}|{status.st_dev}|{status.st_ino}"
+        place = f"{os.uname().nodename}|{boot_number()}|{status.st_dev}|{status.st_ino}"
         return hashlib.blake2b(place.encode(), digest_size=16).hexdigest()
 
     @property

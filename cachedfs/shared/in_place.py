@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 
 from cachedfs.cache.block_file import PAGE, BlockTrailer, OpenBlock
@@ -15,9 +16,15 @@ from cachedfs.shared.piece import PlacedPiece, shareable_key
 from cachedfs.shared.shared_bucket import SharedBucket
 from cachedfs.shared.shared_folder import OpenShared, SharedFolder
 
+_AGAIN_S = 60.0  # delay before a file that could not be read is tried again
+_MOST_LEFT_ALONE = 4096
+
 
 class _BlockOfPiece(OpenBlock):
-    """A block in an open file with other blocks, which is closed with the last of them."""
+    """A block in an open file with other blocks, which is closed with the last of them.
+
+    Another user may change his file at any time: each read of it is checked.
+    """
 
     __slots__ = ("_file",)
 
@@ -28,9 +35,16 @@ class _BlockOfPiece(OpenBlock):
     def close(self) -> None:
         pass
 
+    def _check(self, page: int, data: memoryview) -> None:
+        unchecked = self.unchecked
+        super()._check(page, data)
+        if not self._file.is_own:
+            self.unchecked = unchecked
+
 
 @functools.lru_cache(maxsize=1024)
-def _key_of(version: Version) -> str | None:
+def _key_of(version: Version, size: int, id: str | None) -> str | None:
+    """Return the key of a version; size and id are in it, but do not tell versions apart."""
     return shareable_key(version.identity, version.info)
 
 
@@ -47,6 +61,7 @@ class BlocksInPlace:
         reject: Callable[[str, DamagedFile | OSError], None],
     ) -> None:
         self._folder, self._known, self._reject = folder, known, reject
+        self._left_alone = dict[str, float]()  # files that could not be read, until when (monotonic)
         self.bytes_read = 0
 
     def has(self, key: ObjectKey, index: int) -> bool:
@@ -59,7 +74,7 @@ class BlocksInPlace:
             file = self._folder.open(placed.file)
             piece, offset = file.find(placed)
         except (DamagedFile, OSError) as error:
-            self._reject(placed.file, error)
+            self._exclude(placed.file, error)
             return None
         assert isinstance(file, OpenShared)
         start = index * key.block_size
@@ -73,15 +88,37 @@ class BlocksInPlace:
         folder, file = f"{self._folder.path}/", path.removeprefix(f"{self._folder.path}/")
         if not path.startswith(folder):
             return False
-        self._reject(file, DamagedFile(str(error)) if isinstance(error, BadBlock) else error)
+        self._exclude(file, DamagedFile(str(error)) if isinstance(error, BadBlock) else error)
         return True
 
+    def remove_wrong(self, key: ObjectKey, index: int) -> None:
+        placed = self._known_piece(key, index)
+        if placed is not None:
+            self._reject(placed.file, DamagedFile("its bytes are not those of the origin"))
+
+    def close_deleted(self) -> None:
+        self._folder.close_deleted()
+
+    def _exclude(self, file: str, error: DamagedFile | OSError) -> None:
+        """Reject a damaged file. Leave one alone that cannot be read: what is in it is copied, or asked of the origin."""
+        if isinstance(error, DamagedFile):
+            self._reject(file, error)
+            return
+        if len(self._left_alone) >= _MOST_LEFT_ALONE:
+            self._left_alone.clear()
+        self._left_alone[file] = time.monotonic() + _AGAIN_S
+
     def _placed(self, key: ObjectKey, index: int) -> PlacedPiece | None:
-        """Return the piece that has all of a block, on pages of its own."""
-        if not (self._folder.is_local and isinstance(key, Version)) or self._folder.is_off:
-            return None
-        name, start = _key_of(key), index * key.block_size
-        placed = None if name is None else self._known.at(name, start)
+        """Return the piece that has all of a block, on pages of its own, if it may be read in place now."""
+        placed = self._known_piece(key, index) if self._folder.is_local and not self._folder.is_off else None
+        start = index * key.block_size
         if placed is None or (start - placed.piece.start) % PAGE:
             return None
+        if self._left_alone and time.monotonic() < self._left_alone.get(placed.file, 0.0):
+            return None
+        assert isinstance(key, Version)
         return placed if min(start + key.block_size, key.size) <= placed.piece.stop else None
+
+    def _known_piece(self, key: ObjectKey, index: int) -> PlacedPiece | None:
+        name = _key_of(key, key.size, key.info.id) if isinstance(key, Version) else None
+        return None if name is None else self._known.at(name, index * key.block_size)

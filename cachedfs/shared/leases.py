@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -40,6 +41,7 @@ class Leases:
         self._folder, self._node = folder, node
         self.alone_at = -math.inf  # when it last looked for other nodes, if it found none
         self._met_at = self._renewed_at = -math.inf  # when it last found one, and said that there is none
+        self._looking = threading.Lock()  # guards these, and the next one
         self._seen_waiting: float | None = None  # what `waited_at` returned when it last looked around
         self.held: set[str] = set()
         self.reads = Counter[str]()  # of this process that are under way, by lease
@@ -49,27 +51,28 @@ class Leases:
         """Return whether no other node fetches small objects now. One that begins later lets this one know."""
         if not isinstance(self._folder, SharedFolder):
             return False
-        try:
-            now = time.monotonic()
-            self.alone_at = now if self._look_around(self._folder, now) else -math.inf
-        except OSError:  # it can only be read, is full, or has no links
-            self.alone_at = -math.inf
-        return self.alone_at > -math.inf
+        with self._looking:
+            self.alone_at, now = -math.inf, time.monotonic()
+            with contextlib.suppress(OSError):  # it can only be read, is full, or has no links
+                if self._look_around(self._folder, now):
+                    self.alone_at = now
+            return self.alone_at > -math.inf
 
     def _look_around(self, folder: SharedFolder, now: float) -> bool:
         """Find out whether this node is alone. In each order of the steps of several nodes, at most one is."""
         found, ours, waited_at = folder.node_alone(), self._node(), folder.waited_at()
         is_new, self._seen_waiting = self._seen_waiting not in (None, waited_at), waited_at
+        if is_new:
+            self._met_at = now
         if found is not None and found[0] == ours:
             if is_new:
                 folder.remove(ALONE)
-                self._met_at = now
             elif now - self._renewed_at >= RENEW_ALONE_S:
                 folder.renew(ALONE)
                 self._renewed_at = now
             return not is_new
         if found is not None:
-            now_there = folder.wait_for_others()
+            now_there = self._seen_waiting = folder.wait_for_others()
             if now_there is not None and now_there - found[1] >= EXPIRES_S:
                 folder.remove(ALONE)
             else:
@@ -117,9 +120,10 @@ class Leases:
         return self.alone_at > -math.inf or bool(self.held)
 
     def release_all(self) -> None:
-        if self.alone_at > -math.inf:
+        if self.alone_at > -math.inf and isinstance(self._folder, SharedFolder):
             with contextlib.suppress(OSError):
-                self._folder.remove(ALONE)
+                if (found := self._folder.node_alone()) is not None and found[0] == self._node():
+                    self._folder.remove(ALONE)
         for name in list(self.held):
             self.release(name)
 

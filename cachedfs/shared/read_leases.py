@@ -59,8 +59,10 @@ class ReadLeases:
         return age_s < ALONE_S
 
     def _look(self) -> None:
-        self._leases.is_alone()
-        self._is_looking = False
+        try:
+            self._leases.is_alone()
+        finally:
+            self._is_looking = False
 
     async def take(self, name: str, subfolder: str) -> bool:
         """Take a lease, together with those that others want; return whether a read may `begin` with it."""

@@ -35,6 +35,7 @@ class OpenShared(StoredFile):
         if not stat.S_ISREG(status.st_mode):
             raise DamagedFile("it is not a file")
         self.size, self.modified_at = status.st_size, status.st_mtime
+        self.is_own = status.st_uid == os.geteuid()
         if status.st_atime < time.time() - DAY_S:  # note the use: many file systems do not
             with contextlib.suppress(OSError):  # of another user, or read-only
                 os.utime(self.fd, ns=(time.time_ns(), status.st_mtime_ns))
@@ -133,6 +134,12 @@ class SharedFolder(SharedPlace):
     def close_file(self, name: str) -> None:
         """Close a file once nobody reads it: the next one that opens it gets what is there then."""
         self._opened.pop(name, None)
+
+    def close_deleted(self) -> None:
+        for name, file in list(self._opened.items()):
+            with contextlib.suppress(OSError):
+                if os.fstat(file.fd).st_nlink == 0:
+                    self.close_file(name)
 
     def write(
         self, name: str, data: Sequence[disk.Buffer], index: Callable[[], bytes], *, replaces: bool = False

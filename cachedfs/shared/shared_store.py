@@ -151,6 +151,9 @@ class SharedPlace:
     def close_file(self, name: str) -> None:
         """Close a file that is kept open."""
 
+    def close_deleted(self) -> None:
+        """Close files that are kept open and were removed, to free their disk space."""
+
     def check_room(self) -> None:
         """Raise OSError if nothing more may be written, although the store would accept it."""
 

@@ -324,7 +324,8 @@ def put_file(
 
 def _block(cache: BlockStore, group: BlockGroup, index: int) -> tuple[bytes, Sequence[int]] | None:
     """Return a block and its checksums, from memory or the local cache; None if it is gone."""
-    if (pieces := group.blocks[index]) is not None:
+    pieces = group.blocks[index]
+    if pieces is not None and cache.has(group.version, index, only_own=True):  # else it was removed meanwhile
         data = b"".join(pieces)
         return data, [crc32(memoryview(data)[at : at + PAGE]) for at in range(0, len(data), PAGE)]
     size = group.version.block_size

@@ -211,6 +211,36 @@ def test_processes_with_one_local_cache_are_one_node(tmp_path, folder):
     assert [each.is_alone() for each in both * 2] == [True] * 4
 
 
+def test_all_processes_of_a_node_learn_of_another_one(folder):
+    first, second = leases_of(folder, "ours"), leases_of(folder, "ours")
+    assert first.is_alone()
+    assert second.is_alone()
+    folder.wait_for_others()
+    assert not first.is_alone()
+    assert not second.is_alone()
+
+
+def test_threads_that_look_around_at_once_do_not_miss_another_node(folder, monkeypatch):
+    place = SharedFolder(folder.folder, trust="group", is_read_only=False)
+    ours, found = leases_of(place, "ours"), []
+    assert ours.is_alone()
+    folder.wait_for_others()
+    thread, remove = threading.Thread(target=lambda: found.append(ours.is_alone())), place.remove
+    monkeypatch.setattr(place, "remove", lambda name: thread.start() or remove(name))
+    assert not ours.is_alone()
+    thread.join()
+    assert found == [False]
+
+
+def test_a_node_that_ends_leaves_the_file_of_another_one(folder):
+    ours, theirs, path = leases_of(folder, "ours"), leases_of(folder, "theirs"), f"{folder.path}/{ALONE}"
+    assert ours.is_alone()
+    os.utime(path, (0, time.time() - 40))
+    assert theirs.is_alone()
+    ours.release_all()
+    assert os.path.exists(path)
+
+
 def test_a_node_that_cannot_say_that_it_is_alone_is_not(folder, monkeypatch):
     def refuse(*args):
         raise PermissionError(1, "Operation not permitted")

@@ -9,14 +9,15 @@ import time
 import zlib
 from functools import partial
 
+import fsspec
 import pytest
 
 from cachedfs.core.downloads import Downloads
 from cachedfs.errors import OriginUnavailable
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.shared import gatherer, shared_cache, shared_folder, shared_writer
+from cachedfs.shared import gatherer, in_place, shared_cache, shared_folder, shared_writer
 from cachedfs.shared.piece import GATHERED, encoded_index
-from cachedfs.shared.shared_folder import SharedFolder
+from cachedfs.shared.shared_folder import OpenShared, SharedFolder
 from cachedfs.shared.shared_store import BASE
 from tests.shared.conftest import leave, wait_for_whole_files
 from tests.support import KiB, MiB, forget, noise, until
@@ -165,7 +166,9 @@ def test_a_read_that_may_not_wait_does_not_open_a_file_there(origin, node):
     assert fs._reader.cached("b/x", 0, 10, nowait=True) == noise(1000)[:10]
 
 
-def test_what_is_not_what_the_origin_has_is_used_no_more(cloud, node, shared):
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("is_local_too", [False, True])
+def test_what_is_not_what_the_origin_has_is_used_no_more(cloud, node, shared, is_local_too):
     """Its checksums are right: somebody forged it."""
     path = cloud.path("x")
     cloud.put("x", b"right")
@@ -178,8 +181,91 @@ def test_what_is_not_what_the_origin_has_is_used_no_more(cloud, node, shared):
     file.write_bytes(b"wrong" + encoded_index(index.identity, index.made_at, [forged], list(index.rows)))
     fs = node("b")
     assert fs.cat_file(path) == b"wrong"
+    if is_local_too:
+        block = fs._objects.version(fs._objects.known(path)).block(0)
+        fs._objects.engine.cache.put([(block, b"wrong")], fs._objects.config.bounds)
     assert fs.verify(path)[0].whole is False
     assert fs.cat_file(path) == b"right"
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.EMFILE])
+@pytest.mark.parametrize("fails", ["open", "preadv"])
+def test_a_file_that_cannot_be_read_is_asked_of_the_origin(origin, node, monkeypatch, number, fails):
+    data = filled(origin, n=3)
+    read_all(node("a"), data)
+    fs = node("b")
+    for path in data:
+        assert fs.cat_file(path, 0, 10) == data[path][:10]
+
+    def fail(*args, **options):
+        raise OSError(number, os.strerror(number))
+
+    if fails == "open":
+        monkeypatch.setattr(SharedFolder, "open", fail)
+    else:
+        for name in ("read", "read_into"):
+            monkeypatch.setattr(in_place._BlockOfPiece, name, fail)
+        monkeypatch.setattr(OpenShared, "part", fail)
+    read_all(fs, data)
+    with fs.open("b/big") as file:
+        assert file.read() == BIG
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_file_that_was_replaced_by_one_with_more_in_it_is_looked_for(
+    origin, node, shared, tmp_path, offline
+):
+    data = {f"b/{i}": origin.put(f"b/{i}", noise(50_000 + i, i)) for i in range(4)}
+    first = node("a")
+
+    def read(*paths):
+        assert [first.cat_file(path) for path in paths] == [data[path] for path in paths]
+        assert first._objects.engine.drain(60)
+        assert first._objects.engine.shared.flush(60)
+
+    first.find("b")
+    read("b/0", "b/1")
+    given = {"cache_dir": str(tmp_path / "b"), "shared_cache": str(shared), "offline": offline}
+    second = fsspec.filesystem("cachedfs", target_protocol="gs", **given)
+    assert second.cat_file("b/0") == data["b/0"]
+    read("b/2")  # in a file that replaces the one before
+    second._objects.engine.cache.close_open()
+    second._objects.engine.shared._folder._opened.clear()
+    asked(origin)
+    assert second.cat_file("b/1") == data["b/1"]
+    assert asked(origin) == []
+
+
+def test_files_that_were_removed_do_not_stay_open(origin, node, shared):
+    data = {f"b/{i}": origin.put(f"b/{i}", noise(8 * MiB, i)) for i in range(3)}
+    node("a").cat(list(data))
+    fs = node("b")
+    assert fs.cat(list(data)) == data
+    folder = fs._objects.engine.shared._folder
+    assert folder._opened
+    for path in files_in(shared):
+        path.unlink()
+    fs._objects.engine.cache.close_deleted()
+    assert not folder._opened
+    assert not fs._objects.engine.cache.open_blocks
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_the_file_of_another_user_is_checked_at_each_read(origin, node, shared, monkeypatch, is_own):
+    data = origin.put("b/big", BIG)
+    node("a").cat_file("b/big")
+    fs = node("b")
+    assert fs.cat_file("b/big") == data
+    for file in fs._objects.engine.shared._folder._opened.values():
+        file.is_own = is_own
+    fs._objects.engine.cache.close_open()
+    assert fs.cat_file("b/big", 0, 10) == data[:10]
+    [first] = [each for each in shared.rglob("runs/*/*") if each.name[33:] == "0-800000"]
+    with first.open("r+b") as file:
+        file.write(b"x")
+    assert (fs.cat_file("b/big", 0, 10) == data[:10]) is not is_own
 
 
 def test_reads_of_one_process_in_the_same_part_do_not_wait_for_each_other(origin, node, monkeypatch):
