@@ -133,8 +133,9 @@ def _size_of_trailer(end: Buffer, file_size: int) -> int:
 class OpenBlock:
     """An open block file with a valid trailer. Threads may share it; it is closed with the last reference to it.
 
-    `start` is its offset in the object, `offset` that of its data in the file. Bit n of `unchecked` is set until page n has been checked since the file was opened;
-    of two threads that clear bits at once, one may fail to, and its pages are checked once more.
+    `start` is its offset in the object, `offset` that of its data in the file. Bit n of `unchecked` is set until page n has
+    been checked since the file was opened; of two threads that clear bits at once, one may fail to, and its pages are
+    checked once more.
     """
 
     __slots__ = ("fd", "length", "offset", "path", "start", "trailer", "unchecked")

@@ -61,8 +61,9 @@ class BlocksBeside(Protocol):
 class BlockReader:
     """The blocks of a cache, and those that this process has open.
 
-    What the cache lacks is read from the blocks `beside` it. `open_blocks` are by (digest, index), in the order in which they were opened. `unusable` maps each file that can be
-    neither used nor removed to the time (monotonic) of the next attempt; until then it counts as absent.
+    What the cache lacks is read from the blocks `beside` it. `open_blocks` are by (digest, index), in the order in which
+    they were opened. `unusable` maps each file that can be neither used nor removed to the time (monotonic) of the next
+    attempt; until then it counts as absent.
     """
 
     beside: BlocksBeside | None = None

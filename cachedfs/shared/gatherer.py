@@ -20,9 +20,7 @@ LONGEST_S = 60.0  # the longest wait for more small objects
 MOST_GROUPS = 100_000  # waiting; what comes then is not shared
 MOST_IN_FILE = 10_000  # groups of one file
 IN_MEMORY = 32 << 20  # bytes of waiting blocks; what is beyond is read from the local cache
-SMALL = (
-    256 << 10
-)  # bytes of a block that is kept in memory: to read a larger one costs no more than to copy it
+SMALL = 256 << 10  # bytes of a block that is kept in memory: a larger one is read as fast as it is copied
 
 
 @dataclasses.dataclass

@@ -52,11 +52,11 @@ class Leases:
         if not isinstance(self._folder, SharedFolder):
             return False
         with self._looking:
-            self.alone_at, now = -math.inf, time.monotonic()
+            now, is_alone = time.monotonic(), False
             with contextlib.suppress(OSError):  # it can only be read, is full, or has no links
-                if self._look_around(self._folder, now):
-                    self.alone_at = now
-            return self.alone_at > -math.inf
+                is_alone = self._look_around(self._folder, now)
+            self.alone_at = now if is_alone else -math.inf
+            return is_alone
 
     def _look_around(self, folder: SharedFolder, now: float) -> bool:
         """Find out whether this node is alone. In each order of the steps of several nodes, at most one is."""

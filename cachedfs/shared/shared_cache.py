@@ -49,7 +49,7 @@ from cachedfs.shared.whole_files import WholeFiles
 logger = logging.getLogger("cachedfs.shared")
 
 RENEW_S = 5.0  # between two listings of a subfolder
-RECENT_S = 1.0  # so long, a listing of a bucket tells what is there: another one takes a request
+RECENT_S = 0.2  # so long, a listing of a bucket tells what is there: another one takes a request
 THREADS = 32  # reads at a time
 TRIES = 3  # of one read, at files that cannot be used
 SLACK_S = 2.0  # times of files may be rounded, and a file takes a moment to be written

@@ -213,8 +213,11 @@ class SharedWriter:
                     "unwritten", f"nothing is put into the shared cache {self._folder.folder}: {error}"
                 )
             logger.debug("not shared: %s", error)
-        except Exception:  # the thread must go on
-            logger.exception("blocks could not be shared")
+        except Exception as error:  # the thread must go on
+            if self._is_closed:
+                logger.debug("not shared, as the process ends: %s", error)
+            else:
+                logger.exception("blocks could not be shared")
         finally:
             self._n_put += 1
             for group in groups:

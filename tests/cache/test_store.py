@@ -474,7 +474,7 @@ def write_behind(cache, index):
 
 
 def test_nothing_appears_in_folders_that_are_being_deleted(cache, monkeypatch):
-    monkeypatch.setattr(directory, "DELETION_S", 10.0)
+    monkeypatch.setattr(directory, "DELETION_S", 600.0)
     assert write_behind(cache, 0)
     parent, pauses = Path(cache.root).parent, []
     for file in [path for path in parent.rglob("*") if path.is_file()]:
