@@ -50,7 +50,10 @@ class BlockStore(BlockWriter):
 
     @functools.cached_property
     def name(self) -> str:
-        """32 hex digits that name this cache among those of all machines; for this process only if nothing can be stored."""
+        """32 hex digits that name this cache among those of all machines.
+
+        Where nothing can be stored, each process has a name of its own.
+        """
         status = None if self.root is None else disk.state(self.root)
         if status is None:
             return os.urandom(16).hex()

@@ -1,4 +1,4 @@
-"""Blocks of a shared folder on a local disk: they are read where they are, as fast as those of the local cache."""
+"""Blocks of a shared folder on a local disk: they are read where they are, without a copy."""
 
 from __future__ import annotations
 

@@ -59,7 +59,10 @@ class Leases:
             return is_alone
 
     def _look_around(self, folder: SharedFolder, now: float) -> bool:
-        """Find out whether this node is alone. In each order of the steps of several nodes, at most one is."""
+        """Find out whether this node is alone.
+
+        Of nodes that begin together at most one is, and it learns of the others at its next look.
+        """
         found, ours, waited_at = folder.node_alone(), self._node(), folder.waited_at()
         is_new, self._seen_waiting = self._seen_waiting not in (None, waited_at), waited_at
         if is_new:

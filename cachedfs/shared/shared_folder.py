@@ -201,7 +201,10 @@ class SharedFolder(SharedPlace):
         return self.modified_at(_WAITING) or 0.0
 
     def node_alone(self) -> tuple[str, float] | None:
-        """Return the name of the node that takes itself to be alone, and its time as the server has it; None without one."""
+        """Return the name of the node that takes itself to be alone, and when it last said so; None without one.
+
+        The time is that of the server.
+        """
         try:
             fd = os.open(f"{self.path}/{ALONE}", disk.READ)  # opening it asks the server
         except FileNotFoundError:

@@ -137,9 +137,9 @@ def test_on_a_local_disk_it_is_read_where_it_is(origin, node, monkeypatch):
 def test_blocks_of_another_size_are_read_where_they_are_or_copied(origin, node, block_size):
     origin.put("b/big", BIG)
     node("a").cat_file("b/big")
-    asked_for = node("b", block_size=block_size)
+    fs = node("b", block_size=block_size)
     origin.log.clear()
-    assert asked_for.cat_file("b/big") == BIG
+    assert fs.cat_file("b/big") == BIG
     assert [kind for kind, _ in asked(origin) if kind == "read"] == []
 
 
@@ -253,7 +253,7 @@ def test_files_that_were_removed_do_not_stay_open(origin, node, shared):
 
 
 @pytest.mark.parametrize("is_own", [True, False])
-def test_the_file_of_another_user_is_checked_at_each_read(origin, node, shared, monkeypatch, is_own):
+def test_the_file_of_another_user_is_checked_at_each_read(origin, node, shared, is_own):
     data = origin.put("b/big", BIG)
     node("a").cat_file("b/big")
     fs = node("b")
