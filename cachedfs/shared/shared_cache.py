@@ -90,7 +90,7 @@ class SharedCache:
         self._whole_files = WholeFiles(self._folder, cache, self._pool)
         self._looks: dict[str, _Look] = {}
         self._looking: dict[str, threading.Lock] = {}
-        self._looked_at: dict[str, float] = {}  # when the last look at a subfolder began
+        self._looked_at: dict[str, float] = {}  # when the last finished look at a subfolder began
         self._awaited: set[str] = set()  # leases that another node had at the last try
         self._progress_at = 0.0
         self.bytes_given = self._bytes_apart = 0  # to reads; of these, not from whole files
@@ -337,8 +337,9 @@ class SharedCache:
         asked_at = time.monotonic()
         with self._looking.setdefault(subfolder, threading.Lock()):
             if self._looked_at.get(subfolder, -1.0) <= asked_at:
-                self._looked_at[subfolder] = time.monotonic()
+                began_at = time.monotonic()
                 self._look_alone(subfolder)
+                self._looked_at[subfolder] = began_at
 
     def _look_alone(self, subfolder: str) -> None:
         known = self._known.files(subfolder)  # what is added from here on may not be listed
@@ -357,13 +358,13 @@ class SharedCache:
         new = {
             file: name for file, name in files.items() if file not in known and file not in self._known.bad
         }
+        for file, name in new.items():
+            if (found := range_in_name(name)) is not None:
+                self._known.add(file, [PlacedPiece(Piece(found[0], 0, *found[1:], ()), file, None)])
         if subfolder in (GATHERED, ""):
             self._learn_gathered(
                 [file for file in new if file.startswith(f"{GATHERED}/") and is_gathered(new[file])]
             )
-        for file, name in new.items():
-            if (found := range_in_name(name)) is not None:
-                self._known.add(file, [PlacedPiece(Piece(found[0], 0, *found[1:], ()), file, None)])
 
     def _learn_gathered(self, files: Sequence[str]) -> None:
         """Learn what is in new files; metadata in them goes to the local cache, with its age."""

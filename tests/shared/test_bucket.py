@@ -2,6 +2,9 @@
 
 import contextlib
 import math
+import threading
+import time
+import types
 from collections import Counter
 
 import pytest
@@ -56,6 +59,40 @@ def test_a_part_of_a_large_object_costs_a_lease_and_one_upload(origin, node, clo
     fs.cat_file("b/k")
     leave()
     assert Counter(cloud.asked()) == {"upload": 3 + 3 + 1, "delete": 3}  # and a file of metadata
+
+
+def test_a_listing_counts_once_what_it_says_is_known(origin, node, cloud, bucket, monkeypatch):
+    data = {f"b/{i}": origin.put(f"b/{i}", noise(4 * MiB, i)) for i in range(2)}
+    read_all(node("a", shared_cache=bucket), data)
+    leave()
+    fs, ahead_s = node("b", shared_cache=bucket, read_ahead=0), [0.0]
+    begun, read = threading.Event(), threading.Event()
+    monkeypatch.setattr(shared_cache, "RECENT_S", 60.0)
+    now = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s[0])
+    monkeypatch.setattr(shared_cache, "time", now)
+    with monkeypatch.context() as earlier:  # than what the other node put there
+        earlier.setattr(SharedBucket, "listed", lambda self, subfolder: [])
+        fs.ls("b")
+        assert fs.cat_file("b/0") == data["b/0"]
+    ahead_s[0] = 100.0
+    listed, take = SharedBucket.listed, Leases.take
+
+    def slowly(self, subfolder):
+        if not subfolder:
+            begun.set()
+            assert read.wait(60)
+        return listed(self, subfolder)
+
+    def take_then(self, names):
+        assert begun.wait(60)
+        return take(self, names)
+
+    monkeypatch.setattr(SharedBucket, "listed", slowly)
+    monkeypatch.setattr(Leases, "take", take_then)
+    asked(origin)
+    assert fs.cat_file("b/1") == data["b/1"]
+    read.set()
+    assert asked(origin) == []
 
 
 READ_AND_END = """
