@@ -243,7 +243,7 @@ class Link:
 
 
 class Network:
-    """A profile with a clock, a seeded random generator and a link. Times are in simulated seconds.
+    """A profile with a clock, a seeded random generator and a link each way. Times are in simulated seconds.
 
     `time_scale` is the number of simulated seconds per real second.
     """
@@ -258,7 +258,7 @@ class Network:
     ) -> None:
         self.profile, self.seed, self.time_scale = profile, seed, time_scale
         self.rng = random.Random(seed)
-        self.link = Link(profile.stream_rate, profile.total_rate)
+        self.link, self.uplink = (Link(profile.stream_rate, profile.total_rate) for _ in range(2))
         self._clock, self._start = clock, clock()
         real_rate = min(profile.stream_rate, profile.total_rate) * time_scale
         # About 2 ms of one stream at a time: smooth for the client, with few wake-ups of the server.
@@ -272,7 +272,7 @@ class Network:
         if (left := at - self.now()) > 0:
             await asyncio.sleep(left / self.time_scale)
 
-    async def through(self, stream: Stream, n_bytes: float) -> None:
+    async def through(self, link: Link, stream: Stream, n_bytes: float) -> None:
         """Wait until the first `n_bytes` of the stream have passed the link."""
-        while (at := self.link.due(stream, n_bytes, now := self.now())) > now:
+        while (at := link.due(stream, n_bytes, now := self.now())) > now:
             await self.sleep_until(at)

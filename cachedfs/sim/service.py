@@ -239,7 +239,7 @@ class Service(ABC):
         if not request.body_exists:
             return b""
         entry.kind = "upload"  # until the route is known, after the body has arrived
-        link, received = self.network.link, bytearray()
+        link, received = self.network.uplink, bytearray()
         size = float("inf") if request.content_length is None else request.content_length
         stream = link.open(size, self.network.now()) if self.network.profile.is_paced else None
         try:
@@ -247,7 +247,7 @@ class Service(ABC):
                 received += data
                 entry.bytes_received = len(received)
                 if stream:
-                    await self.network.through(stream, len(received))
+                    await self.network.through(link, stream, len(received))
                     link.slip(stream, len(received), self.network.now())
         finally:
             if stream:
@@ -297,7 +297,7 @@ class Service(ABC):
                         end = stall_after
                 data = body.read(sent, end)
                 if stream:
-                    await network.through(stream, end)
+                    await network.through(link, stream, end)
                 # Updated before the write, so that the log is complete once the client has the whole reply.
                 entry.bytes_sent = end
                 if end == stop:
