@@ -60,6 +60,10 @@ class StoredFile(ABC):
             end = self.part(start, self.size)
         return FilePart(end, start, self.size, self.modified_at)
 
+    def whole(self) -> FilePart:
+        """Return the file, in memory."""
+        return FilePart(self.part(0, self.size), 0, self.size, self.modified_at)
+
     def find(self, placed: PlacedPiece) -> tuple[Piece, int]:
         """Return a piece that the index, or the name of the file, says to be here, and its offset."""
         if placed.offset is not None:
