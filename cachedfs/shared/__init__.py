@@ -5,6 +5,7 @@ it what came from the origin. Nothing runs between the machines, and nothing her
 it is used after its checksum and its key match, no name in it becomes a file name, and every length in it is bounded.
 """
 
-from cachedfs.shared.shared_cache import SharedCache, SharedReply
+from cachedfs.shared.shared_cache import SharedCache
+from cachedfs.shared.shared_reads import SharedReply
 
 __all__ = ["SharedCache", "SharedReply"]

@@ -7,6 +7,7 @@ import contextlib
 import math
 import time
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import Executor
 
 from cachedfs.cache.block_store import BlockStore
@@ -29,17 +30,18 @@ _SHARE = (
 class WholeFiles:
     """Reads each file as a whole once, and puts the objects in it into the local cache. On the event loop thread.
 
-    `n_readers` counts those who read objects in a file now. What was evicted since, or did not fit, is read from the file
-    object by object.
+    `n_readers` counts those who read objects in a file now, `written_at` has the times of the files. What was evicted since,
+    or did not fit, is read from the file object by object.
     """
 
-    def __init__(self, store: ReadableStore, cache: BlockStore, pool: Executor) -> None:
-        self._store, self._cache, self._pool = store, cache, pool
+    def __init__(
+        self, store: ReadableStore, cache: BlockStore, pool: Executor, written_at: Mapping[str, float]
+    ) -> None:
+        self._store, self._cache, self._pool, self._written_at = store, cache, pool, written_at
         self._recent: dict[str, asyncio.Future[FilePart | None]] = {}  # being read, or in memory
         self._known: set[str] = set()  # were read, or are
         self._used: set[str] = set()
         self._began_at: dict[str, float] = {}  # of the reads under way (monotonic); changed in any thread
-        self.written_at: dict[str, float] = {}  # of files that may be read; changed in any thread
         self.n_readers = Counter[str]()
         self.sizes: list[int] = []  # bytes of the objects in each file that was read; changed in any thread
 
@@ -55,8 +57,8 @@ class WholeFiles:
             self._start(name, version, bounds)
         if with_next and name not in self._used:
             self._used.add(name)
-            at = self.written_at.get(name, math.inf)
-            later = [(when, each) for each, when in list(self.written_at.items()) if when > at]
+            at = self._written_at.get(name, math.inf)
+            later = [(when, each) for each, when in list(self._written_at.items()) if when > at]
             if later:
                 self._start(min(later)[1], version, bounds)
         return self._recent.get(name)

@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from cachedfs.origins.gcs.origin import GCSOrigin
-from cachedfs.shared import gatherer, leases, origin_store, read_leases, shared_bucket, shared_cache
+from cachedfs.shared import gatherer, leases, origin_store, read_leases, shared_bucket, shared_index
 from cachedfs.shared.leases import Leases, lease_of
 from cachedfs.shared.shared_bucket import SharedBucket
 from cachedfs.sim import Fault
@@ -48,8 +48,8 @@ def test_what_one_node_has_read_the_next_one_reads_from_the_bucket(origin, node,
 
 
 def test_a_part_of_a_large_object_costs_a_lease_and_one_upload(origin, node, cloud, bucket, monkeypatch):
-    monkeypatch.setattr(shared_cache, "RECENT_S", math.inf)
-    monkeypatch.setattr(shared_cache, "RENEW_S", math.inf)
+    monkeypatch.setattr(shared_index, "RECENT_S", math.inf)
+    monkeypatch.setattr(shared_index, "RENEW_S", math.inf)
     monkeypatch.setattr(read_leases, "RENEW_S", 3600.0)
     monkeypatch.setattr(gatherer, "SETTLE_S", math.inf)  # the first block waits for the others of its part
     origin.put("b/k", noise(24 * MiB))
@@ -67,9 +67,9 @@ def test_a_listing_counts_once_what_it_says_is_known(origin, node, cloud, bucket
     leave()
     fs, ahead_s = node("b", shared_cache=bucket, read_ahead=0), [0.0]
     begun, read = threading.Event(), threading.Event()
-    monkeypatch.setattr(shared_cache, "RECENT_S", 60.0)
+    monkeypatch.setattr(shared_index, "RECENT_S", 60.0)
     now = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s[0])
-    monkeypatch.setattr(shared_cache, "time", now)
+    monkeypatch.setattr(shared_index, "time", now)
     with monkeypatch.context() as earlier:  # than what the other node put there
         earlier.setattr(SharedBucket, "listed", lambda self, subfolder: [])
         fs.ls("b")

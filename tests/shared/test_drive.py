@@ -77,8 +77,9 @@ def test_a_next_file_that_cannot_be_read_is_an_error_only_for_who_wants_it():
 
     async def use(pool):
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
-        whole = WholeFiles(Store(), SimpleNamespace(room=lambda bounds: 0), pool)
-        whole.written_at.update(first=1.0, third=3.0, second=2.0)
+        whole = WholeFiles(
+            Store(), SimpleNamespace(room=lambda bounds: 0), pool, {"first": 1.0, "third": 3.0, "second": 2.0}
+        )
         with pytest.raises(FileNotFoundError):
             await whole.get("first", None, None, with_next=True)
         await asyncio.wait([*whole._recent.values()])
@@ -170,7 +171,7 @@ def test_objects_of_another_account_are_not_kept_under_its_name(origin, node, sh
         cache = BlockStore(str(tmp_path / "b"), explicit=True)
         key = ObjectKey(identity, info.path, info.fingerprint, MiB)
         with contextlib.closing(cache), ThreadPoolExecutor(1) as pool:
-            whole = WholeFiles(folder, cache, pool)
+            whole = WholeFiles(folder, cache, pool, {})
             found = asyncio.run(read_whole(whole, name, key))
             assert len(found.index().pieces) == 3
             assert cache.has(key, 0) == is_kept

@@ -15,7 +15,7 @@ import pytest
 from cachedfs.core.downloads import Downloads
 from cachedfs.errors import OriginUnavailable
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.shared import gatherer, in_place, shared_cache, shared_folder, shared_writer
+from cachedfs.shared import gatherer, in_place, shared_cache, shared_folder, shared_index, shared_writer
 from cachedfs.shared.piece import GATHERED, encoded_index
 from cachedfs.shared.shared_folder import OpenShared, SharedFolder
 from cachedfs.shared.shared_store import BASE
@@ -453,7 +453,7 @@ def test_blocks_that_were_evicted_before_are_not_shared(origin, node, shared, mo
 
 @pytest.mark.usefixtures("anywhere")
 def test_what_is_put_there_later_is_found(origin, node, monkeypatch, tmp_path, shared):
-    monkeypatch.setattr(shared_cache, "RENEW_S", 0)
+    monkeypatch.setattr(shared_index, "RENEW_S", 0)
     data = filled(origin, n=4)
     one = node("a")
     options = {"cache_dir": str(tmp_path / "b"), "shared_cache": str(shared)}
@@ -465,7 +465,7 @@ def test_what_is_put_there_later_is_found(origin, node, monkeypatch, tmp_path, s
         assert one._objects.engine.shared.flush(120)
         asked(origin)
         other.exists(f"c/{path}")  # in the background it looks at what is there
-        until(other._objects.engine.shared._looks[GATHERED].future.done)
+        until(other._objects.engine.shared._index._looks[GATHERED].future.done)
         asked(origin)
         assert other.cat_file(path) == data[path]
         assert asked(origin) == []
