@@ -72,7 +72,11 @@ class ReadLeases:
             batch = _Batch(names, asyncio.ensure_future(self._take(names, subfolder)))
             self._waiting[subfolder] = batch
         batch.names.append(name)
-        return name in await asyncio.shield(batch.taken)
+        try:
+            return name in await asyncio.shield(batch.taken)
+        except asyncio.CancelledError:
+            batch.taken.add_done_callback(lambda _: self._release_unused(name))
+            raise
 
     async def _take(self, names: list[str], subfolder: str) -> set[str]:
         async with self._taking:
@@ -98,6 +102,10 @@ class ReadLeases:
         if is_complete:
             self._renewed[lease] = time.monotonic() + WRITTEN_S
         else:
+            self._release(lease)
+
+    def _release_unused(self, lease: str) -> None:
+        if lease not in self._leases.reads:
             self._release(lease)
 
     def _count(self, lease: str, n: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -65,6 +66,7 @@ class SharedReads:
         self._in_place = cache.beside = BlocksInPlace(folder, index.known, index.reject)
         self._whole_files = WholeFiles(folder, cache, pool, index.written_at)
         self._awaited: set[str] = set()  # leases that another node had at the last try
+        self._met_at = -math.inf  # when another node last had a lease that this one wanted
         self._read_leases = ReadLeases(leases, self._take, pool)
         self.bytes_given = self._bytes_apart = 0  # to reads; of these, not from whole files
 
@@ -90,9 +92,14 @@ class SharedReads:
         `is_complete` returns at the end whether all of them were read. Other objects in the same file may come to the
         local cache, within `bounds`. The body is empty if the first block is read in place: it needs no request.
         """
-        key = shareable_key(version.identity, info)
+        key, counts = shareable_key(version.identity, info), self._folder.counts_requests
+        get_whole = partial(self._whole_files.get, version=version, bounds=bounds, with_next=counts)
         if key is None or await self._index.at(key, info, want.start, waits=waits) is None:
             has_lease = key is not None and not waits and self._folder.has_leases(info.size or 0)
+            if key and has_lease and self._asks_first(info):
+                async with self._ask_first(key, info, want, ask, is_complete, get_whole) as reply:
+                    yield reply
+                return
             lease = await self._lease(key, info, want.start) if key and has_lease else None
             if key is None or self._folder.is_off or self._known.at(key, want.start) is None:
                 try:
@@ -107,10 +114,53 @@ class SharedReads:
         if self._in_place.has(version, want.start // version.block_size):
             yield SharedReply(info, want.start, want.stop, _no_bytes())
             return
-        counts = self._folder.counts_requests
-        get_whole = partial(self._whole_files.get, version=version, bounds=bounds, with_next=counts)
         async with contextlib.aclosing(self._body(key, info, want, ask, waits, get_whole)) as body:
             yield SharedReply(info, want.start, want.stop, body)
+
+    def _asks_first(self, info: ObjectInfo) -> bool:
+        """Return whether to ask the origin before a lease is taken: where that takes a request, and nobody else reads."""
+        is_alone = time.monotonic() - self._met_at >= EXPIRES_S
+        return is_alone and self._folder.times_itself and self._folder.is_ready and self._accepts(info)
+
+    @contextlib.asynccontextmanager
+    async def _ask_first(
+        self,
+        key: str,
+        info: ObjectInfo,
+        want: Range,
+        ask: Ask,
+        is_complete: Callable[[], bool],
+        get_whole: GetWhole,
+    ) -> AsyncIterator[Reply]:
+        """Ask the origin, and take a lease meanwhile. If another node has it, end the request and read what that one puts there."""
+        name, lease = lease_of(key, want.start), asyncio.ensure_future(self._lease(key, info, want.start))
+
+        async def body(asked: Reply) -> AsyncGenerator[bytes, None]:
+            at = want.start
+            async for data in asked.body:
+                at += len(data)
+                yield data
+                if name in self._awaited or self._known.at(key, at) is not None:
+                    break
+            if at < want.stop:
+                await origin.aclose()
+                await lease
+                async for data in self._body(key, info, Range(at, want.stop), ask, False, get_whole):
+                    yield data
+
+        try:
+            async with contextlib.AsyncExitStack() as origin:
+                asked = await origin.enter_async_context(ask(want))
+                async with contextlib.aclosing(body(asked)) as both:
+                    yield Reply(asked.info, asked.start, asked.stop, both, asked.is_checked_at_end)
+        finally:
+            if not (is_whole := is_complete()):
+                lease.cancel()
+            lease.add_done_callback(partial(self._end, is_complete=is_whole))
+
+    def _end(self, lease: asyncio.Task[str | None], *, is_complete: bool) -> None:
+        if not lease.cancelled() and (ours := lease.result()) is not None:
+            self._read_leases.end(ours, is_complete=is_complete)
 
     async def _lease(self, key: str, info: ObjectInfo, position: int) -> str | None:
         """Return the lease with which this node is to fetch what nobody else does.
@@ -148,6 +198,8 @@ class SharedReads:
         if self._index.is_recent(subfolder) and taken.issuperset(names) and self._awaited.isdisjoint(names):
             return taken
         self._awaited = self._awaited.difference(taken).union(set(names) - taken)
+        if self._awaited:
+            self._met_at = time.monotonic()
         self._index.look_again(subfolder)
         return taken
 

@@ -1,23 +1,29 @@
 """A shared cache in a bucket: what the store is asked, its clock, and that it is not in the way."""
 
+import asyncio
 import contextlib
 import math
 import threading
 import time
 import types
 from collections import Counter
+from functools import partial
 
 import pytest
 
+from cachedfs.common.types import CacheBounds, Range
 from cachedfs.origins.gcs.origin import GCSOrigin
 from cachedfs.shared import gatherer, leases, origin_store, read_leases, shared_bucket, shared_index
 from cachedfs.shared.leases import Leases, lease_of
+from cachedfs.shared.piece import key_of
 from cachedfs.shared.shared_bucket import SharedBucket
+from cachedfs.shared.shared_reads import SharedReads
 from cachedfs.sim import Fault
 from tests.cli.helpers import json_of, run
+from tests.fakes import gate
 from tests.shared.conftest import leave, wait_for_whole_files
 from tests.shared.test_shared_cache import asked, filled, quiet, read_all
-from tests.support import MiB, noise
+from tests.support import MiB, noise, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly")  # raised by gcsfs in aiohttp
 
@@ -67,6 +73,7 @@ def test_a_listing_counts_once_what_it_says_is_known(origin, node, cloud, bucket
     leave()
     fs, ahead_s = node("b", shared_cache=bucket, read_ahead=0), [0.0]
     begun, read = threading.Event(), threading.Event()
+    monkeypatch.setattr(SharedReads, "_asks_first", lambda self, info: False)
     monkeypatch.setattr(shared_index, "RECENT_S", 60.0)
     now = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s[0])
     monkeypatch.setattr(shared_index, "time", now)
@@ -93,6 +100,89 @@ def test_a_listing_counts_once_what_it_says_is_known(origin, node, cloud, bucket
     assert fs.cat_file("b/1") == data["b/1"]
     read.set()
     assert asked(origin) == []
+
+
+@pytest.fixture
+def hidden(monkeypatch):
+    """Let the bucket look empty while this event is not set."""
+    shows, listed = threading.Event(), SharedBucket.listed
+    monkeypatch.setattr(SharedBucket, "listed", lambda *args: listed(*args) if shows.is_set() else [])
+    shows.set()
+    return shows
+
+
+def in_thread(act):
+    got = []
+    thread = threading.Thread(target=lambda: got.append(act()), daemon=True)
+    thread.start()
+    return thread, got
+
+
+def test_a_request_ends_when_another_node_turns_out_to_have_the_lease(
+    origin, node, cloud, bucket, monkeypatch, hidden
+):
+    """A node that met no other one asks the origin while it takes the lease, and from then on after that."""
+    data = {f"b/{i}": origin.put(f"b/{i}", noise(8 * MiB, i)) for i in range(2)}
+    read_all(node("a", shared_cache=bucket), data)
+    leave()
+    hidden.clear()
+    monkeypatch.setattr(shared_index, "RENEW_S", math.inf)  # it looks where it waits only
+    fs = node("b", shared_cache=bucket, read_ahead=0)
+    fs.ls("b")
+    names = [
+        lease_of(key_of(version.identity, version.info), 0)
+        for version in [fs._objects.version(fs._objects.known(path)) for path in data]
+    ]
+    reads = fs._objects.engine.shared._reads
+    with contextlib.closing(SharedBucket(bucket, is_read_only=False)) as place:
+        assert Leases(place, lambda: "other").take(names) == set(names)
+    asked(origin)
+    gate(fs, origin, is_open=False)
+    thread, got = in_thread(lambda: fs.cat_file("b/0"))
+    until(lambda: names[0] in reads._awaited)
+    gate(fs, origin, is_open=True)
+    until(lambda: not origin.open_bodies)
+    hidden.set()
+    thread.join(60)
+    assert got == [data["b/0"]]
+    assert asked(origin) == [("read", "b/0")]
+    assert fs.stats().bytes_shared == 8 * MiB - origin.piece_size
+    hidden.clear()
+    thread, got = in_thread(lambda: fs.cat_file("b/1"))
+    until(lambda: names[1] in reads._awaited)
+    hidden.set()
+    thread.join(60)
+    assert got == [data["b/1"]]
+    assert asked(origin) == []
+
+
+def test_a_lease_that_comes_after_its_read_was_stopped_is_released(origin, node, bucket, monkeypatch):
+    origin.put("b/k", noise(8 * MiB))
+    fs, take = node("a", shared_cache=bucket), Leases.take
+    begun, stopped, taken = (threading.Event() for _ in range(3))
+    fs.ls("b")
+    version = fs._objects.version(fs._objects.known("b/k"))
+
+    def take_late(self, names):
+        begun.set()
+        assert stopped.wait(60)
+        found = take(self, names)
+        taken.set()
+        return found
+
+    async def stop():
+        ask = partial(origin.read, "b/k", pinned=version.info)
+        options = {"is_complete": lambda: False, "waits": False, "bounds": CacheBounds()}
+        async with engine.shared.read(version, version.info, Range(0, MiB), ask, **options):
+            assert await asyncio.to_thread(begun.wait, 60)
+
+    monkeypatch.setattr(Leases, "take", take_late)
+    engine = fs._objects.engine
+    engine.run(stop())
+    stopped.set()
+    assert taken.wait(60)
+    with contextlib.closing(SharedBucket(bucket, is_read_only=False)) as place:
+        until(lambda: not place.listed("leases"))
 
 
 READ_AND_END = """
