@@ -36,6 +36,7 @@ from cachedfs.shared.shared_index import SharedIndex
 from cachedfs.shared.shared_store import FilePart, StoredFile
 from cachedfs.shared.whole_files import WholeFiles
 
+BEFORE_LEASE = 1 << 20  # bytes read while a lease is taken: another node may fetch the same
 TRIES = 3  # of one read, at files that cannot be used
 
 Ask = Callable[[Range], AbstractAsyncContextManager[Reply]]
@@ -140,6 +141,8 @@ class SharedReads:
             async for data in asked.body:
                 at += len(data)
                 yield data
+                if not lease.done() and at - want.start >= BEFORE_LEASE:
+                    await asyncio.wait([lease])
                 if name in self._awaited or self._known.at(key, at) is not None:
                     break
             if at < want.stop:

@@ -156,6 +156,26 @@ def test_a_request_ends_when_another_node_turns_out_to_have_the_lease(
     assert asked(origin) == []
 
 
+def test_before_its_lease_a_read_gets_a_megabyte(origin, node, bucket, monkeypatch):
+    data = origin.put("b/k", noise(8 * MiB))
+    fs, take, may_take = node("a", shared_cache=bucket, read_ahead=0), Leases.take, threading.Event()
+    fs.ls("b")
+    monkeypatch.setattr(Leases, "take", lambda self, names: may_take.wait(60) and take(self, names))
+    thread, got = in_thread(lambda: fs.cat_file("b/k"))
+    until(lambda: fs.stats().bytes_fetched >= MiB)
+
+    async def turn():
+        for _ in range(1000):  # without a limit, a piece comes in each few turns of the loop
+            await asyncio.sleep(0)
+
+    fs._objects.engine.run(turn())
+    assert fs.stats().bytes_fetched == MiB
+    may_take.set()
+    thread.join(60)
+    assert got == [data]
+    assert asked(origin) == [("list", "b"), ("read", "b/k")]
+
+
 def test_a_lease_that_comes_after_its_read_was_stopped_is_released(origin, node, bucket, monkeypatch):
     origin.put("b/k", noise(8 * MiB))
     fs, take = node("a", shared_cache=bucket), Leases.take

@@ -72,7 +72,7 @@ def fetched_by(cloud, tmp_path, shared, data, at_once):
 
 @pytest.mark.parametrize(
     ("n", "size", "at_once", "where", "most"),
-    [(16, 8 * MiB, 2, "folder", 1.05), (300, 20 * KiB, 8, "folder", 1.3), (8, 8 * MiB, 2, "bucket", 1.3)],
+    [(16, 8 * MiB, 2, "folder", 1.05), (300, 20 * KiB, 8, "folder", 1.3), (16, 8 * MiB, 2, "bucket", 1.3)],
     ids=["large", "small", "bucket"],
 )
 def test_nodes_that_read_in_different_orders_download_once(cloud, tmp_path, n, size, at_once, where, most):
