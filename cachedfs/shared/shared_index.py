@@ -36,6 +36,7 @@ from cachedfs.shared.shared_folder import SharedFolder
 logger = logging.getLogger("cachedfs.shared")
 
 RENEW_S = 5.0  # between two listings of a subfolder
+LEARNS_S = 10.0  # longest time that a first read waits for a folder that answers, and has much to tell
 RECENT_S = 0.2  # so long, a listing of a bucket tells what is there: another one takes a request
 SLACK_S = 2.0  # times of files may be rounded, and a file takes a moment to be written
 # The local cache removes metadata that is a day older, unless it has blocks of the object.
@@ -68,7 +69,7 @@ class SharedIndex:
         self._looks: dict[str, _Look] = {}
         self._looking: dict[str, threading.Lock] = {}
         self._looked_at: dict[str, float] = {}  # when the last finished look at a subfolder began
-        self._progress_at = 0.0
+        self._asked_at: dict[str, float] = {}  # when the folder was asked for what it has not answered yet
 
     async def renew(self, *, waits: bool = False) -> bool:
         """Learn what others put there, if the last time is RENEW_S ago; return whether the caller should look again.
@@ -114,18 +115,23 @@ class SharedIndex:
             return False
         look, now = self._looks.get(subfolder), time.monotonic()
         if look is None or (look.future.done() and now >= look.again_at):
-            self._progress_at = now
+            self._asked_at[subfolder] = now
             future = asyncio.get_running_loop().run_in_executor(self._pool, self.look, subfolder)
             look = self._looks[subfolder] = _Look(future, now + RENEW_S, look is None)
         elif look.future.done():
             return False
         if not (waits or look.is_first):
             return False
-        limit_s = self._folder.answers_s
-        done, _ = await asyncio.wait([look.future], timeout=limit_s)
-        if not done and not self._folder.times_itself and time.monotonic() - self._progress_at >= limit_s:
-            self._folder.did_not_answer()
-        return bool(done)
+        until = now + LEARNS_S
+        while not look.future.done() and now < until:
+            left_s = min(list(self._asked_at.values()), default=now) + self._folder.answers_s - now
+            if left_s <= 0:
+                if not self._folder.times_itself:
+                    self._folder.did_not_answer()
+                break
+            await asyncio.wait([look.future], timeout=min(left_s, until - now))
+            now = time.monotonic()
+        return look.future.done()
 
     def look(self, subfolder: str) -> None:
         """Learn what is in a subfolder now. In a thread; of several that look at once, the last one looks for all."""
@@ -135,6 +141,7 @@ class SharedIndex:
                 began_at = time.monotonic()
                 self._look_alone(subfolder)
                 self._looked_at[subfolder] = began_at
+            self._asked_at.pop(subfolder, None)
 
     def is_recent(self, subfolder: str) -> bool:
         """Return whether a listing of a bucket tells what is there, near enough."""
@@ -150,8 +157,9 @@ class SharedIndex:
     def _look_alone(self, subfolder: str) -> None:
         known = self.known.files(subfolder)  # what is added from here on may not be listed
         try:
-            self._folder.check()
-            files = {name: name.rpartition("/")[2] for name in self._folder.listed(subfolder)}
+            with self._asking(subfolder):
+                self._folder.check()
+                files = {name: name.rpartition("/")[2] for name in self._folder.listed(subfolder)}
             self._folder.answered()
         except TimeoutError:
             self._folder.did_not_answer()
@@ -173,12 +181,16 @@ class SharedIndex:
     def _learn_gathered(self, files: Sequence[str]) -> None:
         """Learn what is in new files; metadata in them goes to the local cache, with its age."""
         if files:
-            each_in_threads(partial(self._learn_file, self._folder.now()), files)
+            with self._asking("now"):
+                now_there = self._folder.now()
+            each_in_threads(partial(self._learn_file, now_there), files)
 
     def _learn_file(self, now_there: float | None, name: str) -> None:
         try:
-            file = self._folder.open(name)
-            index = file.index()
+            with self._asking(name):
+                file = self._folder.open(name)
+                end = file.end()
+            index = end.index()
             if not is_everywhere(index.identity):
                 raise DamagedFile("its origin is not the same on every machine")
             self.known.add(name, [PlacedPiece(piece, name, offset) for piece, offset in index.pieces])
@@ -187,7 +199,14 @@ class SharedIndex:
             self._import(name, index.identity, partial(_aged, made_at, index.made_at), index.rows)
         except (DamagedFile, OSError) as error:
             self.reject(name, error)
-        self._progress_at = time.monotonic()
+
+    @contextlib.contextmanager
+    def _asking(self, name: str) -> Iterator[None]:
+        self._asked_at[name] = time.monotonic()
+        try:
+            yield
+        finally:
+            self._asked_at.pop(name, None)
 
     def _import(
         self, name: str, identity: str, local_time: Callable[[float], float], rows: Iterator[Any]

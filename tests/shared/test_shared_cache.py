@@ -1,5 +1,6 @@
 """Several nodes share a folder: what the origin is asked, and that nothing is wrong or in the way."""
 
+import asyncio
 import collections
 import errno
 import os
@@ -18,6 +19,7 @@ from cachedfs.filesystem import CachedFileSystem
 from cachedfs.shared import gatherer, in_place, shared_cache, shared_folder, shared_index, shared_writer
 from cachedfs.shared.piece import GATHERED, encoded_index
 from cachedfs.shared.shared_folder import OpenShared, SharedFolder
+from cachedfs.shared.shared_index import SharedIndex
 from cachedfs.shared.shared_store import BASE
 from tests.shared.conftest import leave, wait_for_whole_files
 from tests.support import KiB, MiB, forget, noise, until
@@ -514,6 +516,29 @@ def test_a_folder_that_does_not_answer_is_left_alone(origin, node, monkeypatch, 
         assert "did not answer" in fs.stats().shared_cache
     finally:
         answers.set()
+
+
+def test_a_folder_that_has_much_to_tell_is_not_left_alone(origin, node, monkeypatch, caplog):
+    """Storing what it says takes longer than an answer may."""
+    data = filled(origin, n=4)
+    read_all(node("a"), data)
+    fs, waits, wait, store = node("b"), [], asyncio.wait, SharedIndex._import
+
+    def wait_again(*args, **options):
+        waits.append(options)
+        return wait(*args, **options)
+
+    def store_slowly(*args):
+        until(lambda: len(waits) > 2)
+        store(*args)
+
+    monkeypatch.setattr(SharedFolder, "answers_s", 0.05)
+    monkeypatch.setattr(asyncio, "wait", wait_again)
+    monkeypatch.setattr(SharedIndex, "_import", store_slowly)
+    asked(origin)
+    assert fs.cat_file("b/d/0/0") == data["b/d/0/0"]
+    assert asked(origin) == []
+    assert quiet(caplog) == []
 
 
 def test_it_is_used_again_after_half_a_minute(origin, node, monkeypatch):
