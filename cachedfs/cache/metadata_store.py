@@ -212,8 +212,8 @@ class MetadataStore(FeedStore):
         found = self._own.query(lambda rows: _listing(rows, identity, folder, with_infos), None)
         if found is None:
             return None
-        infos, checked_at, counter, *watch = found
-        return ListingRecord(infos, checked_at, counter, self._confirmed(identity, *watch))
+        infos, counters, checked_at, counter, *watch = found
+        return ListingRecord(infos, checked_at, counter, self._confirmed(identity, *watch), counters)
 
     def listing_size(self, identity: str, folder: str, *, most: int) -> int | None:
         """Return the number of children in the listing of `folder`, counted up to `most`; None without a listing.
@@ -362,16 +362,19 @@ def _reached(rows: list[Any], limit: int) -> tuple[float, int]:
 
 
 def _listing(rows: IndexRows, identity: str, folder: str, with_infos: bool) -> tuple[Any, ...] | None:
-    """Return the children in a listing, its time and change counter, and the feed and folder that are watched."""
+    """Return the children in a listing, their change counters, its time and counter, and the watched feed and folder."""
     found = rows.run(_LISTING, (origin_of(identity), blob_of(folder))).fetchone()
     if found is None:
         return None
     id, checked_at, counter, *watch = found
-    infos = []
+    infos, counters = list[ObjectInfo](), dict[str, int]()
     for name, text, own in rows.run(_CHILDREN, (id,)) if with_infos else ():
         path = text_of(name)
-        infos.append(unsealed(text, path, identity, path, checked_at, own, *watch))
-    return [info for info in infos if info is not None], checked_at, counter, *watch
+        if (info := unsealed(text, path, identity, path, checked_at, own, *watch)) is not None:
+            infos.append(info)
+            if own is not None:
+                counters[path] = own
+    return infos, counters, checked_at, counter, *watch
 
 
 def _remove_listing(rows: IndexRows, listing: int) -> None:

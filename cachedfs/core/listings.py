@@ -233,6 +233,10 @@ class Listings:
         listing = self._current(folder, lifetime_s, with_infos=True)
         if listing is not None:
             listing.infos.sort(key=_by_path)
+            store, identity, at = self._objects.store, self._objects.identity, listing.checked_at
+            newer = store.newer_than(at, identity, listing.counters)
+            known = [info for info in listing.infos if info.path not in newer]
+            self._objects.keep_listed(known, listing.counters, asked_at=at)
         return listing
 
     def _current(self, folder: str, lifetime_s: float | None, *, with_infos: bool) -> ListingRecord | None:

@@ -312,10 +312,10 @@ class Objects:
     ) -> None:
         """Keep what a listing says in memory: who lists a folder reads its files next. The store has it already."""
         for info in islice(infos, MOST):
-            old = self.entries.get(path := info.path)
-            if old is None or old.asked_at < asked_at:
+            old, counter = self.entries.get(path := info.path), counters.get(path)
+            if counter is not None and (old is None or old.asked_at < asked_at):
                 slots = self.store.slots_of(self.identity, path)
-                self.entries[path] = Entry(path, info, asked_at, counters[path], slots)
+                self.entries[path] = Entry(path, info, asked_at, counter, slots)
 
     def expire(self, path: str) -> None:
         """Expire the metadata of `path` and its folder's listing, for all processes of the machine."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import threading
 from functools import partial
 
@@ -10,7 +11,8 @@ import pytest
 from google.auth.exceptions import RefreshError
 from google.oauth2.credentials import Credentials
 
-from cachedfs.cache.index.metadata_records import hash_of
+from cachedfs.cache.index.metadata_records import MetadataRecord, hash_of
+from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import AccessDenied, OriginUnavailable
@@ -326,3 +328,21 @@ def test_a_lookup_that_fails_leaves_no_request_running(origin, monkeypatch):
     with pytest.raises(OriginUnavailable, match="away"):
         objects.engine.run(lookups._folder("b/d/x"))
     assert ended == ["b/d/x"]
+
+
+def test_the_files_of_a_listing_in_the_store_are_known_without_a_query(origin, monkeypatch):
+    """Unless another process knows more of one of them."""
+    for name in "abc":
+        origin.put(f"b/{name}", b"1")
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    fs.ls("b")
+    objects = fs._objects
+    newer = dataclasses.replace(objects.known("b/c").info, size=2)
+    record = MetadataRecord(objects.identity, "b/c", newer, clock.now(), objects.counter("b/c"))
+    objects.store.keep_records([record])
+    forget()
+    fs, find, asked = fsspec.filesystem("cachedfs", target_protocol="gs"), MetadataStore.find, []
+    assert len(fs.ls("b")) == 3
+    monkeypatch.setattr(MetadataStore, "find", lambda *args: asked.append(args[2]) or find(*args))
+    assert [fs.info(f"b/{name}")["size"] for name in "abc"] == [1, 1, 2]
+    assert asked == ["b/c"]

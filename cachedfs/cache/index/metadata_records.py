@@ -6,6 +6,7 @@ import datetime
 import hashlib
 import json
 import zlib
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -70,12 +71,16 @@ class MetadataRecord(NamedTuple):
 
 
 class ListingRecord(NamedTuple):
-    """All direct children of a folder as one listing returned them; `counter` is the change counter of the listing."""
+    """All direct children of a folder as one listing returned them; `counter` is the change counter of the listing.
+
+    `counters` are those of the children by path, without those that changed during the request.
+    """
 
     infos: list[ObjectInfo]
     checked_at: float
     counter: int
     confirmation: FeedConfirmation | None = None
+    counters: Mapping[str, int] = {}
 
 
 class ListedName(NamedTuple):
