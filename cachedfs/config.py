@@ -235,8 +235,13 @@ def shared_folder(value: Any) -> str | None:
         raise ValueError("expected a folder or a URL")
     protocol, is_url, place = path.removeprefix("cachedfs::").removeprefix("file://").partition("://")
     if is_url:
-        from cachedfs.common.urls import ORIGINS  # here: it imports fsspec, which `--help` does not need
+        # Here: they import fsspec, which `--help` does not need.
+        from fsspec.registry import known_implementations, registry
 
+        from cachedfs.common.urls import ORIGINS
+
+        if protocol not in {*ORIGINS, *known_implementations, *registry}:
+            raise ValueError(f"no installed package knows the protocol {protocol}://")
         return f"{ORIGINS.get(protocol, protocol)}://{place.rstrip('/')}"
     return os.path.abspath(os.path.expanduser(protocol))
 

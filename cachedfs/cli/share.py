@@ -51,7 +51,12 @@ def share(
             raise typer.BadParameter(
                 "a URL needs no preparation: name it as shared_cache", param_hint="FOLDER"
             )
-        make_for_group(path, group)
+        try:
+            make_for_group(path, group)
+        except LookupError:
+            raise typer.BadParameter(
+                f"there is no group {group!r}: `getent group` lists them", param_hint="--group"
+            ) from None
         common.show({"folder": path}, f"set shared_cache={path}, or FSSPEC_CACHEDFS_SHARED_CACHE, to use it")
         return
     shared = place_at(SharedOptions(path, "anyone", is_read_only=True))
@@ -65,7 +70,10 @@ def _show(common: CommonOptions, shared: Any, path: str, size: str | None) -> No
     from cachedfs.shared.upkeep import clean
 
     if size is not None:
-        most = parse_size(size)
+        try:
+            most = parse_size(size)
+        except ValueError as error:
+            raise typer.BadParameter(f"{size!r}: {error}", param_hint="--size") from None
         if isinstance(most, float):
             raise typer.BadParameter("expected bytes or a size like 200GB", param_hint="--size")
         now = shared.now()

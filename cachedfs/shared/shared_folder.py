@@ -74,13 +74,29 @@ class SharedFolder(SharedPlace):
         """Once, raise OSError with what to do if the folder cannot be used; create it where it is missing."""
         if self._is_checked:
             return
+        try:
+            self._check()
+        except PermissionError as error:
+            if error.errno is None:
+                raise
+            raise PermissionError(
+                f"this user may not use {self.folder}: `cachedfs share init` makes it for a group ({error})"
+            ) from error
+        self._is_checked = True
+
+    def _check(self) -> None:
         if not self.is_read_only:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(self.folder)
+            try:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(self.folder)
+            except FileNotFoundError as error:
+                raise FileNotFoundError(
+                    f"there is no folder {os.path.dirname(self.folder)}: make it, or correct the name"
+                ) from error
             self._make(self.path)
         elif disk.state(self.path) is None:
             raise FileNotFoundError(
-                f"{self.folder} has no shared cache: name the shared_cache of those who fill one"
+                f"{self.folder} has no shared cache: nothing was put there yet, or its name is wrong"
             )
         for path, status in ((self.folder, os.stat(self.folder)), (self.path, os.lstat(self.path))):
             if not stat.S_ISDIR(status.st_mode):
@@ -92,7 +108,6 @@ class SharedFolder(SharedPlace):
                 )
         self._is_network = disk.is_network(self.folder)
         self.is_local = disk.is_local(self.folder)
-        self._is_checked = True
 
     def names(self, subfolder: str) -> list[str]:
         """Return the names in a subfolder; none if it does not exist."""

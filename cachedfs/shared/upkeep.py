@@ -8,8 +8,10 @@ import shutil
 from operator import attrgetter
 from typing import NamedTuple
 
+from cachedfs.cache import disk
 from cachedfs.shared.shared_bucket import SharedBucket
 from cachedfs.shared.shared_folder import DAY_S, SharedFolder
+from cachedfs.shared.shared_store import BASE
 
 
 class Cleaned(NamedTuple):
@@ -22,12 +24,31 @@ class Cleaned(NamedTuple):
 
 
 def make_for_group(path: str, group: str | None) -> None:
-    """Make a folder in which a group, or else that of the parent folder or user, reads and writes. Raises OSError."""
+    """Make a folder in which a group, or else that of the parent folder or user, reads and writes.
+
+    What is in a shared cache there is given to the group as well, but for files of other users. Raises OSError, and
+    LookupError for an unknown group.
+    """
     os.makedirs(path, exist_ok=True)
     if group is not None:
         shutil.chown(path, group=group)
     os.chmod(path, 0o2770)
+    gid = os.stat(path).st_gid
+    for _, _, names, fd in os.fwalk(f"{path}/{BASE}"):
+        _give(fd, gid, 0o2770)
+        for name in names:
+            with contextlib.suppress(OSError):  # of another user, or removed meanwhile
+                file = os.open(name, disk.READ, dir_fd=fd)
+                try:
+                    _give(file, gid, 0o660)
+                finally:
+                    os.close(file)
     SharedFolder(path, trust="group", is_read_only=False).check()
+
+
+def _give(fd: int, gid: int, mode: int) -> None:
+    os.fchown(fd, -1, gid)
+    os.fchmod(fd, mode)
 
 
 def clean(folder: SharedFolder | SharedBucket, most: int, *, now: float) -> Cleaned:

@@ -9,6 +9,7 @@ import types
 from collections import Counter
 from functools import partial
 
+import fsspec
 import pytest
 
 from cachedfs.common.types import CacheBounds, Range
@@ -368,3 +369,10 @@ def test_a_misspelled_bucket_is_named_once(origin, node, request, caplog, where)
     leave()
     [message] = quiet(caplog)
     assert "no-such-bucket" in message
+
+
+def test_a_url_that_no_package_knows_is_named_with_its_option(own_cache):
+    with pytest.raises(
+        ValueError, match="shared_cache='foo://x': no installed package knows the protocol foo://"
+    ):
+        fsspec.filesystem("cachedfs", target_protocol="gs", shared_cache="foo://x")

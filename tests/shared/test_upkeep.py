@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from cachedfs.shared.shared_store import BASE
 from tests.cli.helpers import json_of, run
 from tests.shared.conftest import leave
 from tests.support import MiB, noise
@@ -90,16 +91,32 @@ def test_a_folder_is_made_for_a_group(tmp_path, shared):
     assert "0 files" in run("share", "stats", str(shared)).stdout
 
 
+def test_a_shared_cache_that_one_user_filled_is_given_to_the_group(origin, node, shared):
+    origin.put("b/large", noise(8 * MiB))
+    node("a").cat_file("b/large")
+    leave()
+    for folder, _, names in os.walk(shared):
+        os.chmod(folder, 0o777)
+        for name in names:
+            os.chmod(f"{folder}/{name}", 0o644)
+    os.symlink("/dev/null", shared / BASE / "link")
+    run("share", "init", str(shared), "--group", grp.getgrgid(os.getgid()).gr_name)
+    modes = {path.is_dir(): stat.S_IMODE(path.stat().st_mode) for path in [shared, *shared.rglob("[!l]*")]}
+    assert modes == {True: 0o2770, False: 0o660}
+    assert stat.S_IMODE(os.stat("/dev/null").st_mode) != 0o660
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
         (["init", "/proc/x"], 1, ""),
         (["stats", "/missing"], 1, "no shared cache"),
         (["clean", "/missing"], 2, "--size"),
-        (["clean", "/missing", "--size", "10%"], 1, ""),
+        (["clean", "/missing", "--size", "10%"], 1, "nothing was put there yet"),
         (["stats", "/missing", "--size", "1GB"], 2, "--size"),
         (["remove", "/missing"], 2, "init, stats, clean"),
-        (["init", "/tmp/x", "--group", "no-such-group"], 1, "no-such-group"),
+        (["init", "/tmp/x", "--group", "no-such-group"], 2, "no-such-group"),
+        (["clean", "/missing", "--size", "much"], 2, "'much'"),
     ],
 )
 def test_mistakes_are_named(arguments, status, text):
