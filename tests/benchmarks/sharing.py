@@ -19,6 +19,7 @@ from cachedfs.sim import DriveServer, GCSServer
 from tests.benchmarks.harness import run_python
 
 N_SMALL = 2000  # files of 4 to 12 kB
+N_MANY = 10_000  # of the same size, in a bucket without delays
 LARGE = 192 << 20
 REPEATS = 3
 READ = """
@@ -55,7 +56,7 @@ def session(server: Any, disk: str, path: str, account: Mapping[str, str], **opt
     environ = {**account, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
     given = json.dumps({"cache_dir": disk, "keep_free": 0, **options})
     read_s, filled_s, n = run_python("-c", READ, given, path, environ=environ)
-    assert n in (N_SMALL, LARGE)
+    assert n in (N_SMALL, N_MANY, LARGE)
     return Session(read_s, filled_s, len(server.requests))
 
 
@@ -107,10 +108,29 @@ def of_one_object(folder: str, place: str | None) -> bool:
     )
 
 
+def of_many_files(folder: str) -> bool:
+    """Fill a shared cache in a folder with small files; return as `on_drive`."""
+    rng, times = random.Random(0), {"alone": list[float](), "filling": list[float]()}
+    with GCSServer(profile="off") as server:
+        server.make_bucket("data")
+        for i in range(N_MANY):
+            server.put("data", f"many/{i:05}", rng.randbytes(rng.randint(4_000, 12_000)))
+        account = {"FSSPEC_GS_TOKEN": "anon", "FSSPEC_GS_ENDPOINT_URL": server.endpoint_url}
+        for i in range(REPEATS):
+            for name, shared in (("alone", None), ("filling", f"{folder}/many-shared-{i}")):
+                options = {"target_protocol": "gs", "shared_cache": shared}
+                disk = f"{folder}/many-{name}-{i}"
+                times[name].append(session(server, disk, "data/many/", account, **options).read_s)
+    alone, filling = (median(times[name]) for name in ("alone", "filling"))
+    print(f"folder, {N_MANY} small files: alone {alone:.2f} s, filling {filling:.2f} s")
+    print(f"  filling over alone: {filling / alone:.2f} (at most 1.05)")
+    return filling <= 1.05 * alone
+
+
 def main() -> int:
     """Return the exit status."""
     with tempfile.TemporaryDirectory(prefix="cachedfs-bench-") as folder:
-        met = [on_drive(folder), of_one_object(folder, None)]
+        met = [on_drive(folder), of_one_object(folder, None), of_many_files(folder)]
         met.append(of_one_object(folder, "gs://shared"))
     return int(not all(met))
 
