@@ -41,6 +41,7 @@ def share(
         raise typer.BadParameter(f"expected one of {', '.join(ACTIONS)}", param_hint="ACTION")
     if (action == "clean") != (size is not None):
         raise typer.BadParameter("clean needs it, and nothing else", param_hint="--size")
+    most = None if size is None else _bytes_of(size)
     from cachedfs.config import SharedOptions, shared_folder
     from cachedfs.shared.shared_cache import place_at
     from cachedfs.shared.upkeep import make_for_group
@@ -62,20 +63,24 @@ def share(
     shared = place_at(SharedOptions(path, "anyone", is_read_only=True))
     with contextlib.closing(shared):
         shared.check()
-        _show(common, shared, path, size)
+        _show(common, shared, path, most)
 
 
-def _show(common: CommonOptions, shared: Any, path: str, size: str | None) -> None:
+def _bytes_of(size: str) -> int:
+    try:
+        most = parse_size(size)
+    except ValueError as error:
+        raise typer.BadParameter(f"{size!r}: {error}", param_hint="--size") from None
+    if isinstance(most, float):
+        raise typer.BadParameter("expected bytes or a size like 200GB", param_hint="--size")
+    return most
+
+
+def _show(common: CommonOptions, shared: Any, path: str, most: int | None) -> None:
     """Clean a shared cache to a size, or say what is in it."""
     from cachedfs.shared.upkeep import clean
 
-    if size is not None:
-        try:
-            most = parse_size(size)
-        except ValueError as error:
-            raise typer.BadParameter(f"{size!r}: {error}", param_hint="--size") from None
-        if isinstance(most, float):
-            raise typer.BadParameter("expected bytes or a size like 200GB", param_hint="--size")
+    if most is not None:
         now = shared.now()
         done = clean(shared, most, now=time.time() if now is None else now)
         removed = f"{counted(done.removed, 'file')} of {decimal(done.bytes_removed)} removed"

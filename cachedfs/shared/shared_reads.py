@@ -66,7 +66,7 @@ class SharedReads:
         self._accepts = accepts
         self._in_place = cache.beside = BlocksInPlace(folder, index.known, index.reject)
         self._whole_files = WholeFiles(folder, cache, pool, index.written_at)
-        self._awaited: set[str] = set()  # leases that another node had at the last try
+        self._awaited: set[str] = set()  # leases that another node had at the last try of a read
         self._met_at = -math.inf  # when another node last had a lease that this one wanted
         self._read_leases = ReadLeases(leases, self._take, pool)
         self.bytes_given = self._bytes_apart = 0  # to reads; of these, not from whole files
@@ -176,19 +176,22 @@ class SharedReads:
         if subfolder == GATHERED and self._read_leases.is_alone():
             return None
         may_be_gathered = False
-        while self._folder.is_ready and self._accepts(info) and time.monotonic() < until:
-            is_ours = await self._read_leases.take(name, subfolder)
-            if may_be_gathered:
-                await self._index.in_time(partial(self._index.look, GATHERED))
-            if is_ours:
-                self._read_leases.begin(name)
-            if is_ours or self._known.at(key, position) is not None:
-                return name if is_ours else None
-            # What the other node put there may be less than LARGE.
-            may_be_gathered = subfolder != GATHERED and not self._folder.lists_all
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, longest_s)
-        return None
+        try:
+            while self._folder.is_ready and self._accepts(info) and time.monotonic() < until:
+                is_ours = await self._read_leases.take(name, subfolder)
+                if may_be_gathered:
+                    await self._index.in_time(partial(self._index.look, GATHERED))
+                if is_ours:
+                    self._read_leases.begin(name)
+                if is_ours or self._known.at(key, position) is not None:
+                    return name if is_ours else None
+                # What the other node put there may be less than LARGE.
+                may_be_gathered = subfolder != GATHERED and not self._folder.lists_all
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, longest_s)
+            return None
+        finally:
+            self._awaited.discard(name)
 
     async def _take(self, names: Sequence[str], subfolder: str) -> set[str]:
         return await self._index.in_time(partial(self._take_and_look, names, subfolder)) or set()
@@ -200,9 +203,10 @@ class SharedReads:
         taken = self._leases.take(names)
         if self._index.is_recent(subfolder) and taken.issuperset(names) and self._awaited.isdisjoint(names):
             return taken
-        self._awaited = self._awaited.difference(taken).union(set(names) - taken)
-        if self._awaited:
+        if others := set(names) - taken:
             self._met_at = time.monotonic()
+        self._awaited.difference_update(taken)
+        self._awaited.update(others)
         self._index.look_again(subfolder)
         return taken
 

@@ -29,7 +29,7 @@ def make_for_group(path: str, group: str | None) -> None:
     What is in a shared cache there is given to the group as well, but for files of other users. Raises OSError, and
     LookupError for an unknown group.
     """
-    os.makedirs(path, exist_ok=True)
+    os.makedirs(f"{path}/{BASE}", exist_ok=True)
     if group is not None:
         shutil.chown(path, group=group)
     os.chmod(path, 0o2770)

@@ -155,6 +155,10 @@ def test_a_request_ends_when_another_node_turns_out_to_have_the_lease(
     thread.join(60)
     assert got == [data["b/1"]]
     assert asked(origin) == []
+    assert reads._awaited == set()
+    met_at = reads._met_at
+    assert reads._take_and_look([NAME], "runs/0a") == {NAME}
+    assert reads._met_at == met_at  # a lease that nobody else has
 
 
 def test_before_its_lease_a_read_gets_a_megabyte(origin, node, bucket, monkeypatch):
