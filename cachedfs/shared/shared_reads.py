@@ -36,7 +36,8 @@ from cachedfs.shared.shared_index import SharedIndex
 from cachedfs.shared.shared_store import FilePart, StoredFile
 from cachedfs.shared.whole_files import WholeFiles
 
-BEFORE_LEASE = 1 << 20  # bytes read while a lease is taken: another node may fetch the same
+BEFORE_LEASE = 1 << 20  # bytes read, about, while a lease is taken: another node may fetch the same
+LEASE_S = 1.0  # longest wait for it then: it may wait for reads that wait for this one
 TRIES = 3  # of one read, at files that cannot be used
 
 Ask = Callable[[Range], AbstractAsyncContextManager[Reply]]
@@ -134,22 +135,29 @@ class SharedReads:
         get_whole: GetWhole,
     ) -> AsyncIterator[Reply]:
         """Ask the origin, and take a lease meanwhile. If another node has it, end the request and read what that one puts there."""
-        name, lease = lease_of(key, want.start), asyncio.ensure_future(self._lease(key, info, want.start))
+        name, answered = lease_of(key, want.start), asyncio.get_running_loop().create_future()
+        lease = asyncio.ensure_future(self._lease(key, info, want.start, answered))
 
         async def body(asked: Reply) -> AsyncGenerator[bytes, None]:
-            at = want.start
+            at, waits = want.start, True
             async for data in asked.body:
                 at += len(data)
                 yield data
-                if not lease.done() and at - want.start >= BEFORE_LEASE:
-                    await asyncio.wait([lease])
-                if name in self._awaited or self._known.at(key, at) is not None:
+                if at >= want.stop:
+                    continue  # its end may be an error
+                if waits and at - want.start >= BEFORE_LEASE:
+                    waits, first = False, asyncio.FIRST_COMPLETED
+                    await asyncio.wait([lease, answered], timeout=LEASE_S, return_when=first)
+                is_there = name in self._awaited or self._known.at(key, at) is not None
+                if is_there and not self._folder.is_off:
                     break
             if at < want.stop:
                 await origin.aclose()
-                await lease
-                async for data in self._body(key, info, Range(at, want.stop), ask, False, get_whole):
-                    yield data
+                await asyncio.wait([lease])
+                rest = self._body(key, info, Range(at, want.stop), ask, False, get_whole)
+                async with contextlib.aclosing(rest):
+                    async for data in rest:
+                        yield data
 
         try:
             async with contextlib.AsyncExitStack() as origin:
@@ -157,18 +165,24 @@ class SharedReads:
                 async with contextlib.aclosing(body(asked)) as both:
                     yield Reply(asked.info, asked.start, asked.stop, both, asked.is_checked_at_end)
         finally:
-            if not (is_whole := is_complete()):
+            if is_whole := is_complete():
+                answered.add_done_callback(lambda _: lease.cancel())  # unless it has the lease then
+            else:
                 lease.cancel()
             lease.add_done_callback(partial(self._end, is_complete=is_whole))
 
     def _end(self, lease: asyncio.Task[str | None], *, is_complete: bool) -> None:
-        if not lease.cancelled() and (ours := lease.result()) is not None:
+        failed = lease.cancelled() or lease.exception() is not None
+        if not failed and (ours := lease.result()) is not None:
             self._read_leases.end(ours, is_complete=is_complete)
 
-    async def _lease(self, key: str, info: ObjectInfo, position: int) -> str | None:
+    async def _lease(
+        self, key: str, info: ObjectInfo, position: int, answered: asyncio.Future[None] | None = None
+    ) -> str | None:
         """Return the lease with which this node is to fetch what nobody else does.
 
         Wait while another node fetches it, until it is there or the lease expires; None then, or without a lease.
+        `answered` gets a result once it is known who has the lease.
         """
         name, (pause_s, longest_s) = lease_of(key, position), self._folder.pauses_s
         until = time.monotonic() + EXPIRES_S
@@ -179,10 +193,17 @@ class SharedReads:
         try:
             while self._folder.is_ready and self._accepts(info) and time.monotonic() < until:
                 is_ours = await self._read_leases.take(name, subfolder)
-                if may_be_gathered:
-                    await self._index.in_time(partial(self._index.look, GATHERED))
                 if is_ours:
                     self._read_leases.begin(name)
+                if answered is not None and not answered.done():
+                    answered.set_result(None)
+                if may_be_gathered:
+                    try:
+                        await self._index.in_time(partial(self._index.look, GATHERED))
+                    except BaseException:
+                        if is_ours:
+                            self._read_leases.end(name, is_complete=False)
+                        raise
                 if is_ours or self._known.at(key, position) is not None:
                     return name if is_ours else None
                 # What the other node put there may be less than LARGE.

@@ -14,7 +14,15 @@ import pytest
 
 from cachedfs.common.types import CacheBounds, Range
 from cachedfs.origins.gcs.origin import GCSOrigin
-from cachedfs.shared import gatherer, leases, origin_store, read_leases, shared_bucket, shared_index
+from cachedfs.shared import (
+    gatherer,
+    leases,
+    origin_store,
+    read_leases,
+    shared_bucket,
+    shared_index,
+    shared_reads,
+)
 from cachedfs.shared.leases import Leases, lease_of
 from cachedfs.shared.piece import key_of
 from cachedfs.shared.shared_bucket import SharedBucket
@@ -165,6 +173,7 @@ def test_before_its_lease_a_read_gets_a_megabyte(origin, node, bucket, monkeypat
     data = origin.put("b/k", noise(8 * MiB))
     fs, take, may_take = node("a", shared_cache=bucket, read_ahead=0), Leases.take, threading.Event()
     fs.ls("b")
+    monkeypatch.setattr(shared_reads, "LEASE_S", 3600.0)
     monkeypatch.setattr(Leases, "take", lambda self, names: may_take.wait(60) and take(self, names))
     thread, got = in_thread(lambda: fs.cat_file("b/k"))
     until(lambda: fs.stats().bytes_fetched >= MiB)
@@ -179,6 +188,16 @@ def test_before_its_lease_a_read_gets_a_megabyte(origin, node, bucket, monkeypat
     thread.join(60)
     assert got == [data]
     assert asked(origin) == [("list", "b"), ("read", "b/k")]
+
+
+def test_a_read_does_not_wait_for_a_lease_that_does_not_come(origin, node, bucket, monkeypatch):
+    data = origin.put("b/k", noise(8 * MiB))
+    fs, take, may_take = node("a", shared_cache=bucket, read_ahead=0), Leases.take, threading.Event()
+    fs.ls("b")
+    monkeypatch.setattr(shared_reads, "LEASE_S", 0.01)
+    monkeypatch.setattr(Leases, "take", lambda self, names: may_take.wait(60) and take(self, names))
+    assert fs.cat_file("b/k") == data
+    may_take.set()
 
 
 def test_a_lease_that_comes_after_its_read_was_stopped_is_released(origin, node, bucket, monkeypatch):
