@@ -241,7 +241,9 @@ def shared_folder(value: Any) -> str | None:
         from cachedfs.common.urls import ORIGINS
 
         if protocol not in {*ORIGINS, *known_implementations, *registry}:
-            raise ValueError(f"no installed package knows the protocol {protocol}://")
+            raise ValueError(
+                f"no installed package knows the protocol {protocol}://; correct it, or install that package"
+            )
         return f"{ORIGINS.get(protocol, protocol)}://{place.rstrip('/')}"
     return os.path.abspath(os.path.expanduser(protocol))
 

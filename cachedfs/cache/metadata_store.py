@@ -362,7 +362,7 @@ def _reached(rows: list[Any], limit: int) -> tuple[float, int]:
 
 
 def _listing(rows: IndexRows, identity: str, folder: str, with_infos: bool) -> tuple[Any, ...] | None:
-    """Return the children in a listing, their change counters, its time and counter, and the watched feed and folder."""
+    """Return the children in a listing, their change counters, and the columns of the listing after its id."""
     found = rows.run(_LISTING, (origin_of(identity), blob_of(folder))).fetchone()
     if found is None:
         return None

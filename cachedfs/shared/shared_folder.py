@@ -77,7 +77,7 @@ class SharedFolder(SharedPlace):
         try:
             self._check()
         except PermissionError as error:
-            if error.errno is None:
+            if error.errno is None:  # that all users may write
                 raise
             raise PermissionError(
                 f"this user may not use {self.folder}: `cachedfs share init` makes it for a group ({error})"

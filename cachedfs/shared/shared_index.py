@@ -1,4 +1,4 @@
-"""What is in a shared cache, as far as this process knows it: from listings, and from what it put there."""
+"""The index of a shared cache in memory: its files and the pieces in them, from listings of the folder."""
 
 from __future__ import annotations
 

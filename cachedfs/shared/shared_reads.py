@@ -49,7 +49,7 @@ class SharedReply(Reply):
 
 
 class SharedReads:
-    """Reads what is in a shared cache, and takes leases on what is not. The coroutines run on the engine's event loop.
+    """Reads from a shared cache, and takes leases on what is not there. The coroutines run on the engine's event loop.
 
     `accepts` returns whether what is fetched of an object is put there.
     """
@@ -120,7 +120,7 @@ class SharedReads:
             yield SharedReply(info, want.start, want.stop, body)
 
     def _asks_first(self, info: ObjectInfo) -> bool:
-        """Return whether to ask the origin before a lease is taken: where that takes a request, and nobody else reads."""
+        """Return whether to ask the origin before a lease is taken: that takes a request, and no other node reads."""
         is_alone = time.monotonic() - self._met_at >= EXPIRES_S
         return is_alone and self._folder.times_itself and self._folder.is_ready and self._accepts(info)
 
@@ -134,7 +134,10 @@ class SharedReads:
         is_complete: Callable[[], bool],
         get_whole: GetWhole,
     ) -> AsyncIterator[Reply]:
-        """Ask the origin, and take a lease meanwhile. If another node has it, end the request and read what that one puts there."""
+        """Ask the origin, and take a lease meanwhile.
+
+        If another node has the lease, end the request, and read what that node puts there.
+        """
         name, answered = lease_of(key, want.start), asyncio.get_running_loop().create_future()
         lease = asyncio.ensure_future(self._lease(key, info, want.start, answered))
 
@@ -189,7 +192,6 @@ class SharedReads:
         subfolder = folder_of_runs(key) if (info.size or 0) >= LARGE else GATHERED
         if subfolder == GATHERED and self._read_leases.is_alone():
             return None
-        may_be_gathered = False
         try:
             while self._folder.is_ready and self._accepts(info) and time.monotonic() < until:
                 is_ours = await self._read_leases.take(name, subfolder)
@@ -197,17 +199,8 @@ class SharedReads:
                     self._read_leases.begin(name)
                 if answered is not None and not answered.done():
                     answered.set_result(None)
-                if may_be_gathered:
-                    try:
-                        await self._index.in_time(partial(self._index.look, GATHERED))
-                    except BaseException:
-                        if is_ours:
-                            self._read_leases.end(name, is_complete=False)
-                        raise
                 if is_ours or self._known.at(key, position) is not None:
                     return name if is_ours else None
-                # What the other node put there may be less than LARGE.
-                may_be_gathered = subfolder != GATHERED and not self._folder.lists_all
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, longest_s)
             return None
@@ -221,14 +214,16 @@ class SharedReads:
         """Take leases, unless nobody would wait for them, and see what came there before they were free. In a thread."""
         if subfolder == GATHERED and self._leases.is_alone():
             return set(names)
-        taken = self._leases.take(names)
-        if self._index.is_recent(subfolder) and taken.issuperset(names) and self._awaited.isdisjoint(names):
+        taken, were_awaited = self._leases.take(names), not self._awaited.isdisjoint(names)
+        if self._index.is_recent(subfolder) and taken.issuperset(names) and not were_awaited:
             return taken
         if others := set(names) - taken:
             self._met_at = time.monotonic()
         self._awaited.difference_update(taken)
         self._awaited.update(others)
         self._index.look_again(subfolder)
+        if were_awaited and subfolder != GATHERED and not self._folder.lists_all:
+            self._index.look(GATHERED)  # the other node may have put less than LARGE there
         return taken
 
     async def _body(

@@ -13,6 +13,8 @@ import fsspec
 import pytest
 
 from cachedfs.common.types import CacheBounds, Range
+from cachedfs.errors import ChecksumMismatch
+from cachedfs.origins.base import Reply
 from cachedfs.origins.gcs.origin import GCSOrigin
 from cachedfs.shared import (
     gatherer,
@@ -169,12 +171,19 @@ def test_a_request_ends_when_another_node_turns_out_to_have_the_lease(
     assert reads._met_at == met_at  # a lease that nobody else has
 
 
-def test_before_its_lease_a_read_gets_a_megabyte(origin, node, bucket, monkeypatch):
-    data = origin.put("b/k", noise(8 * MiB))
-    fs, take, may_take = node("a", shared_cache=bucket, read_ahead=0), Leases.take, threading.Event()
+@pytest.fixture
+def may_take(monkeypatch):
+    """No lease is taken before this event is set."""
+    event, take = threading.Event(), Leases.take
+    monkeypatch.setattr(Leases, "take", lambda self, names: event.wait() and take(self, names))
+    yield event
+    event.set()
+
+
+def test_before_its_lease_a_read_gets_a_megabyte(origin, node, bucket, monkeypatch, may_take):
+    data, fs = origin.put("b/k", noise(8 * MiB)), node("a", shared_cache=bucket, read_ahead=0)
     fs.ls("b")
     monkeypatch.setattr(shared_reads, "LEASE_S", 3600.0)
-    monkeypatch.setattr(Leases, "take", lambda self, names: may_take.wait(60) and take(self, names))
     thread, got = in_thread(lambda: fs.cat_file("b/k"))
     until(lambda: fs.stats().bytes_fetched >= MiB)
 
@@ -190,14 +199,13 @@ def test_before_its_lease_a_read_gets_a_megabyte(origin, node, bucket, monkeypat
     assert asked(origin) == [("list", "b"), ("read", "b/k")]
 
 
-def test_a_read_does_not_wait_for_a_lease_that_does_not_come(origin, node, bucket, monkeypatch):
-    data = origin.put("b/k", noise(8 * MiB))
-    fs, take, may_take = node("a", shared_cache=bucket, read_ahead=0), Leases.take, threading.Event()
-    fs.ls("b")
+def test_a_read_does_not_wait_for_a_lease_that_does_not_come(origin, node, bucket, monkeypatch, may_take):
+    data, fs = origin.put("b/k", noise(8 * MiB)), node("a", shared_cache=bucket, read_ahead=0)
     monkeypatch.setattr(shared_reads, "LEASE_S", 0.01)
-    monkeypatch.setattr(Leases, "take", lambda self, names: may_take.wait(60) and take(self, names))
-    assert fs.cat_file("b/k") == data
-    may_take.set()
+    fs.ls("b")
+    thread, got = in_thread(lambda: fs.cat_file("b/k"))
+    thread.join(60)
+    assert got == [data]
 
 
 def test_a_lease_that_comes_after_its_read_was_stopped_is_released(origin, node, bucket, monkeypatch):
@@ -227,6 +235,33 @@ def test_a_lease_that_comes_after_its_read_was_stopped_is_released(origin, node,
     assert taken.wait(60)
     with contextlib.closing(SharedBucket(bucket, is_read_only=False)) as place:
         until(lambda: not place.listed("leases"))
+
+
+def test_an_error_at_the_end_of_a_body_is_raised_also_if_another_node_has_the_lease(origin, node, bucket):
+    """It may say that the checksum of all bytes is another one."""
+    data, fs = origin.put("b/k", noise(8 * MiB)), node("a", shared_cache=bucket)
+    fs.ls("b")
+    version, engine = fs._objects.version(fs._objects.known("b/k")), fs._objects.engine
+    name, reads = lease_of(key_of(version.identity, version.info), 0), engine.shared._reads
+
+    async def body():
+        await asyncio.to_thread(until, lambda: name in reads._awaited)
+        yield data
+        raise ChecksumMismatch("wrong")
+
+    @contextlib.asynccontextmanager
+    async def ask(want):
+        yield Reply(version.info, 0, 8 * MiB, body())
+
+    async def read():
+        options = {"is_complete": lambda: False, "waits": False, "bounds": CacheBounds()}
+        async with engine.shared.read(version, version.info, Range(0, 8 * MiB), ask, **options) as reply:
+            return [each async for each in reply.body]
+
+    with contextlib.closing(SharedBucket(bucket, is_read_only=False)) as place:
+        assert Leases(place, lambda: "other").take([name])
+        with pytest.raises(ChecksumMismatch):
+            engine.run(read())
 
 
 READ_AND_END = """

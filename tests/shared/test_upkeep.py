@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from cachedfs.shared.shared_folder import SharedFolder
 from cachedfs.shared.shared_store import BASE
 from tests.cli.helpers import json_of, run
 from tests.shared.conftest import leave
@@ -122,6 +123,19 @@ def test_a_shared_cache_that_one_user_filled_is_given_to_the_group(origin, node,
 )
 def test_mistakes_are_named(arguments, status, text):
     assert text in run("share", *arguments, status=status).output
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_what_to_do(tmp_path, monkeypatch):
+    folder = SharedFolder(str(tmp_path / "missing" / "shared"), trust="group", is_read_only=False)
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*missing: make it"):
+        folder.check()
+
+    def refuse(*args):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(PermissionError, match=r"this user may not use .*cachedfs share init"):
+        folder.check()
 
 
 @pytest.mark.usefixtures("on_a_network")
