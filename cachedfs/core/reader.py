@@ -254,11 +254,16 @@ class Reader:
         `batch_size` are fetched at a time. It blocks: not for the event loop thread.
         """
         found: list[bytes | BaseException | None] = []
-        for each in wanted:
+        latest: dict[str, Entry] = {}  # whoever reads many ranges of an object asks once whether it changed
+        for path, start, stop in wanted:
             try:
-                found.append(self.cached(*each))
+                data = self.cached(path, start, stop, of=latest.get(path))
+                found.append(data)
             except OSError as error:
                 found.append(error)
+            else:
+                if data is not None and (entry := self.objects.entries.get(path)) is not None:
+                    latest[path] = entry
 
         async def fetch(number: int) -> None:
             try:

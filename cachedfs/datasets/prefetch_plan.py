@@ -133,7 +133,8 @@ def _items(
     while grants.get():
         order, _ = orders.at(place)
         shares = _uncached(source, order, orders.division(len(order)), ranks, place, left_out, declares)
-        yield from source.items(index for share in shares for index in share.tolist())
+        found = source.items(index for share in shares for index in share.tolist())
+        yield from _once_a_step(found, orders.division(len(order)).step, source.block_size)
         del order, shares  # free their memory before the wait for the next grant
         place, declares = place.next_epoch(), False
 
@@ -161,6 +162,21 @@ def _uncached(
         yield share
         n_unchecked += len(share)
         position += division.step
+
+
+def _once_a_step(items: Iterator[Item], step: int, block_size: int) -> Iterator[Item]:
+    """Leave out the items in the same blocks as one of the `step` items before them: they are read at the same time."""
+    latest: dict[tuple[str, int, int], int] = {}
+    for number, item in enumerate(items):
+        if isinstance(item, tuple) and (item[1] or 0) >= 0 < (item[2] or 0):
+            path, start, stop = item
+            blocks = path, (start or 0) // block_size, (stop - 1) // block_size
+            if number - latest.get(blocks, -step) < step:
+                continue
+            if len(latest) > 2 * step:
+                latest = {each: at for each, at in latest.items() if number - at < step}
+            latest[blocks] = number
+        yield item
 
 
 def _count_requests(source: SampleReader) -> int:

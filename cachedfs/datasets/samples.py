@@ -219,6 +219,7 @@ class SampleReader:
         self._n_inner = len(inner)
         fs = None if samples is None else samples.fs
         self.fs = fs if isinstance(fs, CachedFileSystem) else None
+        self.block_size = 1 if self.fs is None else self.fs._objects.config.block_size
         is_run = self._numbers is None or bool(np.all(np.diff(self._numbers) == 1))
         self.group_size = samples.group_size if samples is not None and is_run else 1
 

@@ -151,12 +151,12 @@ class ChunkReader:
                         yield path, *index.bounds  # type: ignore[misc]  # one of the bounds may be None
                     yielded.add(path)
 
-    def chunks(self, row: int) -> Iterator[Item]:
-        """Yield the chunks of a row: objects, or byte ranges of shards. This may read a shard index."""
+    def chunks(self, row: int, shards: dict[str, _Shard]) -> Iterator[Item]:
+        """Yield the chunks of a row: objects, or byte ranges of shards. An index that is not in `shards` may be read."""
         for layout in self._layouts.values():
             parts = list(parts_of(layout, _NO_ARRAY, rows_between(layout.chunk[0], row, row + 1, 0)))
             try:
-                shards = self._shards(parts)
+                shards |= self._shards([part for part in parts if part.path not in shards])
             except Exception:  # any error: reading the sample raises it
                 continue
             for part in parts:
@@ -338,10 +338,11 @@ def items_of(arrays: Sequence[Reads], samples: Iterable[int]) -> Iterator[Item]:
         following = [touched(group) for touched, _ in arrays] if group else []
         for (_, reader), rows in zip(arrays, following, strict=False):
             yield from reader.indexes(chain.from_iterable(rows), yielded)
+        shards: list[dict[str, _Shard]] = [{} for _ in arrays]  # whose versions are checked once a group
         for sample in zip(*current, strict=True):
-            for (_, reader), needed in zip(arrays, sample, strict=True):
+            for (_, reader), needed, known in zip(arrays, sample, shards, strict=True):
                 for row in needed:
-                    yield from reader.chunks(row)
+                    yield from reader.chunks(row, known)
         if not group:
             return
         current = following

@@ -139,15 +139,20 @@ class Belady:
             n, most = 0, self.most_ahead
             room = most - self.ahead
             if is_cached or room >= min(sum(use.size for use in uses), most / QUARTER):
-                while n < len(uses) and uses[n].size <= room and self._ask(uses[n], is_sure=is_cached):
+                while n < len(uses) and uses[n].size <= room and self._ask(uses[n], is_cached, is_cached):
                     room -= uses[n].size
                     n += 1
             least = most / 2 if self.window < math.inf and not is_cached else 1
             if not n and (self.ahead < least or uses[0].position <= self.reader):
-                n = self._ask(uses[0], is_sure=True)
+                n = self._ask(uses[0], is_cached, is_sure=True)
             return n
 
-    def _ask(self, use: Use, *, is_sure: bool) -> bool:
+    def holds(self, use: Use) -> bool:
+        """Return whether the block came for an earlier use, which is still ahead of the readers."""
+        block = self._blocks.get(use.version.hash64(use.block))
+        return block is not None and block.is_here and block.n_asked > 0
+
+    def _ask(self, use: Use, is_cached: bool, is_sure: bool) -> bool:
         """Return whether there is room for a block until it is read, or `is_sure`. If so, its use counts."""
         block = self._blocks.get(use.version.hash64(use.block))
         if (block is None or use.position not in block.uses) and use.position > self.reader:
@@ -158,7 +163,7 @@ class Belady:
         if block is None or use.position not in block.uses[block.n_asked :]:
             return True
         where = block.version, block.index
-        if block.is_here and not (self._in_memory(*where) or self._has(*where)):
+        if block.is_here and not (is_cached or self._in_memory(*where) or self._has(*where)):
             self._evicted(block)
         block.n_asked += 1
         self._keep(block)

@@ -82,6 +82,7 @@ class PrefetchPlan:
         self._open: set[PrefetchObject] = set()  # objects with tasks
         # Objects of which not all was asked for, by position: the current one, and those looked up meanwhile.
         self._to_ask: list[tuple[float, PrefetchObject]] = []
+        self._fresh: dict[str, Entry] = {}  # by path: checked since other tasks ran
 
     # Start and end.
 
@@ -230,6 +231,7 @@ class PrefetchPlan:
     def _ask_for_blocks(self) -> None:
         """Ask for the next blocks in order, until the readers have to read first, or enough requests wait."""
         self._is_held = False
+        self._fresh.clear()
         for _ in range(AT_ONCE):
             if not self._to_ask and not self._take():
                 return
@@ -252,7 +254,8 @@ class PrefetchPlan:
                 raise self._stream.error
             return False
         obj = ahead.popleft()
-        entry = self._objects.fresh(obj.path)
+        if (entry := self._fresh.get(obj.path)) is None and (entry := self._objects.fresh(obj.path)):
+            self._fresh[obj.path] = entry
         self._stream.set_version(obj, None if entry is None else self._objects.version(entry))
         heappush(self._to_ask, (obj.position, obj))
         return True
@@ -274,7 +277,8 @@ class PrefetchPlan:
         uses, cache, version = self._uses, self._engine.cache, obj.begun
         for index in obj.left[:BLOCKS_AT_ONCE]:
             use = obj.use(index)
-            is_cached = not self._requests.download(version, index) and cache.has(version, index)
+            is_coming = self._requests.download(version, index) is not None
+            is_cached = not is_coming and (uses.holds(use) or cache.has(version, index))
             if not (is_cached or self._is_passed(use)):
                 break
             if not uses.ask([use], is_cached=True):

@@ -343,6 +343,16 @@ def test_bytes_that_came_with_a_lookup_stay_for_its_readers_but_not_for_an_open_
     assert download.released is is_opened
 
 
+def test_ranges_of_one_object_in_a_call_are_of_one_look_for_changes(fs, origin, monkeypatch):
+    origin.put("a", noise(100))
+    fs.cat_file("a")
+    counters, looks = fs._objects.store.counters, []
+    at = counters.at
+    monkeypatch.setattr(counters, "at", lambda slots: looks.append(slots) or at(slots))
+    assert fs.cat_ranges(["a"] * 20, range(20), range(1, 21)) == [noise(100)[i : i + 1] for i in range(20)]
+    assert len(looks) == 1
+
+
 def test_cached_objects_behind_many_new_ones_cost_no_request(fs, origin):
     cached = {f"b/cached{number}": origin.put(f"b/cached{number}", b"%d" % number) for number in range(20)}
     new = {f"b/new{number}": origin.put(f"b/new{number}", b"%d" % number) for number in range(20)}

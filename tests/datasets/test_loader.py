@@ -752,6 +752,38 @@ def test_consecutive_epochs_are_one_plan(cloud, monkeypatch):
     assert (len(calls), cloud.asked()) == (1, ["media"] * 30)
 
 
+class Ranges(Samples):
+    """Samples of 8 KiB of one object."""
+
+    size = 8 << 10
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return len(self.fs.cat_file(*next(self.items([index]))))
+
+    def items(self, indexes):
+        return ((self.path, self.size * index, self.size * (index + 1)) for index in indexes)
+
+
+def test_samples_in_the_same_block_are_declared_once_a_step(cloud, monkeypatch):
+    cloud.put("d", noise(40 * Ranges.size))
+    options = {"cachedfs": {"block_size": 8 * Ranges.size}, **cloud.options}
+    dataset = Ranges(cloud.url("d"), storage_options=options)
+    calls = declared(dataset, monkeypatch, in_any_case=True)
+    with Loader(dataset, batch_size=4, shuffle=True) as loader:
+        assert [size for batch in loader for size in batch.tolist()] == [Ranges.size] * 40
+        until(lambda: len(calls[0]) >= 40)  # some are of the next epoch
+    expected, latest = [], {}
+    for place, number in enumerate(order_of(40)):
+        if place - latest.get(number // 8, -4) >= 4:
+            latest[number // 8] = place
+            expected.append(number)
+    assert [start // Ranges.size for _, start, _ in calls[0]][: len(expected)] == expected
+    assert len(expected) < 30
+
+
 def test_an_epoch_that_is_cached_is_not_declared(cloud, monkeypatch):
     monkeypatch.setattr("cachedfs.datasets.prefetch_plan.CHECK_EVERY_S", math.inf)
     dataset = cached_objects(cloud, 30)

@@ -72,6 +72,17 @@ def is_idle(fs):
 
 
 # Cost in requests.
+def test_ranges_of_a_cached_block_are_looked_for_in_the_cache_once(fs, cloud, monkeypatch):
+    (path,) = small_files(cloud, 1)
+    fs.cat_file(path)
+    fs._objects.engine.drain(120)
+    looks, has = [], BlockStore.has
+    monkeypatch.setattr(BlockStore, "has", lambda *args, **options: looks.append(1) or has(*args, **options))
+    plan = fs.prefetch([(path, i, i + 1) for i in range(200)])
+    plan.wait()
+    assert (plan.progress.items, plan.progress.requests, len(looks)) == (200, 0, 1)
+
+
 def test_unknown_small_objects_cost_one_request_each_and_then_none(cloud, fs):
     paths = small_files(cloud, 20)
     done = fs.prefetch(paths).wait(120)
