@@ -25,10 +25,11 @@ from cachedfs.cache.index.metadata_records import (
 )
 from cachedfs.common.clock import clock
 from cachedfs.common.optional_imports import importing
-from cachedfs.common.types import LinkStats, ObjectInfo
+from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import GCS_PROTOCOLS, folder_of, without_slash
 from cachedfs.common.version import Version, version_of
 from cachedfs.config import Config
+from cachedfs.core.statistics import LinkStats
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound, OriginUnavailable
 from cachedfs.origins.base import Origin
 from cachedfs.origins.registry import (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cachedfs.common.types import Counted
+from cachedfs.cache.counters import Counted
 from tests.cache.helpers import finish, start
 
 
