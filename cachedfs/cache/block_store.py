@@ -109,17 +109,19 @@ class BlockStore(BlockWriter):
         With `from_shared`, only those that came from a shared cache or an import. Pinned blocks are removed too. Returns
         the number of bytes freed.
         """
-        freed, last, path = 0, 0, path and stored_path(path)
-        while True:
+        freed = 0
+        ids: list[int] | None = None
+        while ids is None or ids:
             with self._writing("blocks cannot be removed") as rows:
-                found = rows.blocks_of(identity, path, after=last, limit=REMOVED_AT_ONCE)
+                if ids is None:
+                    ids = rows.ids_of(identity, path and stored_path(path))
+                batch, ids = ids[:REMOVED_AT_ONCE], ids[REMOVED_AT_ONCE:]
+                found = [block for id in batch if (block := rows.block_by_id(id)) is not None]
                 wanted = [block for block in found if not from_shared or self._is_shared(block.name)]
                 sizes = [block.size for block in wanted if self.space.remove(rows, block)]
             freed += sum(sizes)
             self.space.evictions += len(sizes)
-            if len(found) < REMOVED_AT_ONCE:
-                return freed
-            last = found[-1].id
+        return freed
 
     def _is_shared(self, name: str) -> bool:
         path = self.space.path(name)

@@ -12,7 +12,8 @@ from operator import attrgetter
 from typing import TypeVar
 
 from cachedfs.cache import disk
-from cachedfs.cache.index.database import TROUBLE, CacheIndex, IndexRows
+from cachedfs.cache.index.block_rows import IndexRows
+from cachedfs.cache.index.database import TROUBLE, CacheIndex
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.common.logging import WarnOnce
 from cachedfs.common.user_folders import is_writable, why_unsafe

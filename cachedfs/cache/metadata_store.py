@@ -12,7 +12,8 @@ from typing import Any
 from cachedfs.cache.change_counters import ChangeCounters
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.feed_store import STORED, FeedStore
-from cachedfs.cache.index.database import TROUBLE, IndexRows
+from cachedfs.cache.index.block_rows import IndexRows
+from cachedfs.cache.index.database import TROUBLE
 from cachedfs.cache.index.metadata_records import (
     AGELESS,
     FeedSnapshot,

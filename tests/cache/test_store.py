@@ -15,7 +15,7 @@ import pytest
 from cachedfs.cache import block_store, block_writer, directory, disk
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.index import database
-from cachedfs.cache.index.database import IndexRows
+from cachedfs.cache.index.block_rows import IndexRows
 from cachedfs.common.types import CacheBounds
 from cachedfs.core.download import Download, FetchedBlock
 from cachedfs.core.store_queue import StoreQueue
