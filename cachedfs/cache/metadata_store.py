@@ -255,23 +255,20 @@ class MetadataStore(FeedStore):
         `folder_counters` holds the counters of the listings by folder. All were read before the request to the origin.
         `watch` is given for a single listing only.
         """
-        n_added, now = sum(map(len, listings.values())), clock.now()
-        new = {(identity, folder): now for folder in listings}
+        new = dict[tuple[str, str], float]()
         try:
             with self._own.writing("listings cannot be stored") as rows:
                 for folder, infos in listings.items():
                     if is_url(folder) and any(info.path != stored_path(info.path) for info in infos):
-                        del new[identity, folder]
                         continue  # names in it contain secrets
                     watched = self._watched(rows, identity, watch)
                     at = checked_at, folder_counters[folder], *watched
                     new_at = self._keep_listing(rows, identity, folder, infos, at, counters)
-                    del new[identity, folder]
                     if new_at is not None:
                         new[identity, folder] = new_at
-                self._end(rows, n_added, new)
+                self._end(rows, sum(map(len, listings.values())), new)
         except CacheError:
-            self._keep_unstored(new)
+            self._keep_unstored(dict.fromkeys(((identity, folder) for folder in listings), clock.now()))
             raise
 
     def _keep_listing(

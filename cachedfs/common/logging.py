@@ -63,13 +63,9 @@ class WarnOnce:
     def __init__(self) -> None:
         self._worst = _NOTHING  # the worst problem logged so far
 
-    def slower(self, problem: str | None) -> None:
-        """Warn once of a problem that only makes reads slower; None means no problem.
-
-        Nothing is logged if this problem or a worse one was logged before.
-        """
-        if problem is not None:
-            self._warn(_SLOWER, problem)
+    def slower(self, problem: str) -> None:
+        """Warn of a problem that only makes reads slower, unless one was logged before."""
+        self._warn(_SLOWER, problem)
 
     def not_stored(self, problem: str) -> None:
         """Warn that blocks are not cached, unless that was logged already."""
