@@ -86,15 +86,11 @@ def overhead_of(cache, bounds):
     return cache.space.overhead
 
 
-def use_as(cache_dir, user, umask, kind):
-    """Use all of a cache as another user, by the real or the effective user id; return its root."""
-    if kind == "effective":
-        os.setegid(user)
-        os.seteuid(user)
-    else:
-        os.setgroups([])
-        os.setgid(user)
-        os.setuid(user)
+def use_as(cache_dir, user, umask):
+    """Use all of a cache as another user; return its root."""
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
     os.umask(umask)
     cache, key = BlockStore(cache_dir, explicit=True), key_of()
     blocks = [content(key, 0), content(key, 1)]

@@ -117,16 +117,6 @@ def block(number):
     return number << 48 | number << 2
 
 
-def test_a_use_is_remembered_with_its_clock():
-    accesses = touches_of()
-    assert accesses.of(block(5)).uses == 0
-    for number in (5, 6, 5):
-        touch(accesses, block(number))
-    assert accesses.of(block(5)) == BlockAccess(clock=3, uses=2, is_new=True)
-    assert accesses.of(block(6)) == BlockAccess(clock=2, uses=1, is_new=True)
-    assert accesses.now == 3
-
-
 def test_a_block_that_is_fetched_again_after_it_was_used_is_not_new():
     accesses = touches_of()
     for number in (5, 6):

@@ -63,12 +63,6 @@ def test_every_request_is_one_line(cloud, request_lines):
     assert all(float(line["wait"]) <= float(line["took"]) for line in lines)
 
 
-def test_a_refused_request_is_a_line_with_its_status(cloud, request_lines):
-    with pytest.raises(FileNotFoundError):
-        CachedGCSFileSystem().cat_file(cloud.path("nothing"))
-    assert [line["status"] for line in request_lines()] == ["404"]
-
-
 def test_a_request_without_an_answer_is_a_line_with_the_error(request_lines, monkeypatch):
     monkeypatch.setattr(
         "cachedfs.origins.fsspec_origin.RetryPolicy", functools.partial(RetryPolicy, connect_s=0.0)
