@@ -41,25 +41,16 @@ class Counted(NamedTuple):
 
     @property
     def bytes_saved(self) -> int:
-        """Bytes served minus bytes fetched, at least 0.
-
-        Prefetched bytes count as fetched before they are read.
-        """
+        """Bytes served minus bytes fetched, prefetched ones included; at least 0."""
         return max(0, self.bytes_served - self.bytes_fetched)
 
     @property
     def requests_saved(self) -> int:
-        """Estimated number of requests that the hits avoided.
-
-        Assumes that a hit saves as many requests as a missed block takes, at most 1.
-        """
+        """Estimate of the requests that hits avoided: as many as a missed block takes, at most 1."""
         return round(self.hits * min(1.0, self.requests / self.misses)) if self.misses else self.hits
 
     def since_then(self, before: Counted) -> Counted:
-        """Return the difference to an earlier value `before`.
-
-        All zeros if the counters were reset in between.
-        """
+        """Return the difference to an earlier value; zeros if the counters were reset in between."""
         if before.since != self.since:
             return self._replace(since=self.since)
         added = [max(0, now - then) for now, then in zip(self[:-1], before[:-1], strict=True)]

@@ -136,10 +136,7 @@ class CacheIndex:
             rows.seen = None
 
     def look(self) -> None:
-        """Do what is done once a second: look again, close surplus connections, and truncate an overgrown log.
-
-        Active readers may prevent the last.
-        """
+        """Once a second, look again, close surplus connections, and truncate an overgrown log."""
         self.look_again()
         if len(self._idle) > _MOST_IDLE:
             self._close_idle(_MOST_IDLE)
