@@ -92,19 +92,6 @@ def test_each_makes_room_for_its_own_bound_before_its_own_write(open_cache, fold
             assert whole(wide, key_of("narrow"), step) == content(key_of("narrow"), step)
 
 
-def test_a_restart_changes_nothing_about_the_bound(open_cache, folder, fork_server):
-    cache = open_cache(folder)
-    bounds = room_for(cache, 8)
-    cache.pin("gs://test", "pinned")
-    put(cache, key_of("pinned"), 0, bounds=bounds)
-    for step in range(12):
-        fork_server.run("tests.cache.kills:put_one", str(folder), f"b/{step}", bounds.size)
-        assert disk_usage(cache) <= bounds.size
-    assert cache.usage()[0] >= 7
-    assert whole(cache, key_of("pinned"), 0) == content(key_of("pinned"), 0)
-    assert whole(cache, key_of("b/11"), 0) == content(key_of("b/11"), 0)
-
-
 def test_who_makes_room_never_stops_a_reader(open_cache, folder, fork_server, monkeypatch):
     """Another process is in the middle of an eviction, with all that it locks, for as long as we read."""
     cache, key, ready, go_on = open_cache(folder / "c"), key_of(), folder / "ready", folder / "go on"

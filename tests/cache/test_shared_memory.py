@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from cachedfs.cache import access_stats, change_counters, disk, locks
-from cachedfs.cache.access_stats import AccessStats, BlockAccess, age
+from cachedfs.cache.access_stats import AccessStats, age
 from cachedfs.cache.change_counters import ChangeCounters, slots_of
 from cachedfs.common.clock import Clock
 from cachedfs.common.logging import WarnOnce
@@ -117,31 +117,6 @@ def block(number):
     return number << 48 | number << 2
 
 
-def test_a_block_that_is_fetched_again_after_it_was_used_is_not_new():
-    accesses = touches_of()
-    for number in (5, 6):
-        touch(accesses, block(number), passes=False)
-    assert accesses.of(block(5)).uses == 0
-    touch(accesses, block(5))
-    assert accesses.of(block(5)).is_new
-    touch(accesses, block(5), passes=False)
-    touch(accesses, block(6))
-    touch(accesses, block(5))
-    assert accesses.of(block(5)) == BlockAccess(clock=3, uses=2, is_new=False)
-    assert accesses.of(block(6)).is_new
-
-
-def test_what_passes_through_passes_until_it_is_fetched_again_after_a_use():
-    accesses = touches_of()
-    touch(accesses, block(5), passes=True)
-    assert accesses.of(block(5))[1:] == (0, True, True)
-    touch(accesses, block(5), passes=True)
-    touch(accesses, block(5))
-    assert accesses.of(block(5)) == BlockAccess(clock=1, uses=1, is_new=True, passes=True)
-    touch(accesses, block(5), passes=True)
-    assert accesses.of(block(5)) == BlockAccess(clock=1, uses=1, is_new=False, passes=False)
-
-
 def test_counts_stop_at_their_limit_and_the_clock_goes_round():
     accesses = touches_of(clock=(1 << 32) - 2)
     for number in (7, 8, 7):
@@ -172,18 +147,6 @@ def test_counts_are_halved_every_so_many_touches():
     for _ in range(10 * 1024):
         touch(accesses, block(next(others)))
     assert accesses.of(block(5)).uses == 0
-
-
-def test_the_longest_gap_is_that_of_this_window_and_the_one_before():
-    accesses = touches_of()
-    accesses.fit(128)
-    assert accesses.longest_gap == 0
-    for number in [5, *range(10, 20), 5]:
-        touch(accesses, block(number))
-    assert accesses.longest_gap == 11
-    for number in (5, 6) * 32:
-        touch(accesses, block(number))
-    assert accesses.longest_gap == 2
 
 
 def test_the_records_of_a_larger_bound_take_the_place_of_too_few(cache, open_cache):

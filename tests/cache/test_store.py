@@ -546,17 +546,6 @@ def test_nowait_is_a_hit_a_miss_or_a_blocking_error(cache, monkeypatch):
     assert whole(cache, key, 0) == content(key, 0)
 
 
-def test_many_processes_never_pass_the_bound(open_cache, folder, fork_server):
-    """Four that read and write at full speed; each looks at the files now and then."""
-    cache, bounds = open_cache(folder), 16 * MIB
-    processes = [
-        fork_server.start("tests.cache.kills:churn", str(folder), me, bounds, 30, 30) for me in range(4)
-    ]
-    most = max(fork_server.wait(process).result for process in processes)
-    assert 12 * MIB < most <= bounds
-    assert audit(cache).ok
-
-
 def test_a_failed_commit_leaves_no_reservation(cache, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(database, "SAVE_TOTALS", "not SQL")
