@@ -107,15 +107,15 @@ class BlockStore(BlockWriter):
         the number of bytes freed.
         """
         freed = 0
-        ids: list[int] | None = None
-        while ids is None or ids:
+        names: list[str] | None = None
+        while names is None or names:
             with self._writing("blocks cannot be removed") as rows:
-                if ids is None:
-                    ids = rows.ids_of(identity, path and stored_path(path))
-                batch, ids = ids[:REMOVED_AT_ONCE], ids[REMOVED_AT_ONCE:]
-                found = [block for id in batch if (block := rows.block_by_id(id)) is not None]
-                wanted = [block for block in found if not from_shared or self._is_shared(block.name)]
-                sizes = [block.size for block in wanted if self.space.remove(rows, block)]
+                if names is None:
+                    names = rows.names_of(identity, path and stored_path(path))
+                batch, names = names[:REMOVED_AT_ONCE], names[REMOVED_AT_ONCE:]
+                wanted = [name for name in batch if not from_shared or self._is_shared(name)]
+                found = rows.find_blocks(wanted).values()
+                sizes = [block.size for block in found if self.space.remove(rows, block)]
             freed += sum(sizes)
             self.space.evictions += len(sizes)
         return freed

@@ -14,7 +14,7 @@ GROWING = {
     "folders", "quota",
 }  # fmt: skip
 WHOLE = {
-    "SELECT id FROM blocks": "asked for by who removes all",
+    "SELECT name FROM blocks": "asked for by who removes all",
     "SELECT clock FROM blocks ORDER BY id DESC LIMIT 1": "the last row",
     "SELECT identity, path FROM pins ORDER BY identity, path": "asked for by who lists them",
     "SELECT path, sum(size), count(*), min(nullif(stored_at, 0)), max(nullif(stored_at, 0)) FROM blocks"

@@ -16,8 +16,8 @@ from cachedfs.common.types import GOLDEN, MASK64, BlockKey, ObjectKey
 
 _BLOCK = "SELECT blocks.id, name, size, clock, stored_at, writer, is_pinned FROM blocks "
 
-_BELOW = """SELECT id FROM blocks WHERE origin = ? AND path = ?
-    UNION ALL SELECT id FROM blocks WHERE origin = ? AND path > ? AND path < ?"""
+_BELOW = """SELECT name FROM blocks WHERE origin = ? AND path = ?
+    UNION ALL SELECT name FROM blocks WHERE origin = ? AND path > ? AND path < ?"""
 _ADD = "INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _SUMS = """SELECT (SELECT count(*) FROM blocks),
     (SELECT total(size) FROM blocks),
@@ -150,16 +150,16 @@ class IndexRows:
         where = "WHERE blocks.id > ? AND blocks.id <= ? AND NOT is_pinned ORDER BY blocks.id LIMIT ?"
         return self._all(_BLOCK + where, (id, self.totals.last_admitted, limit))
 
-    def ids_of(self, identity: str | None, path: str | None) -> list[int]:
-        """Return the ids of the blocks of a path and everything below it, of an origin, or of all origins."""
+    def names_of(self, identity: str | None, path: str | None) -> list[str]:
+        """Return the names of the blocks of a path and all below it, of an origin, or of all."""
         if identity is None:
-            found = self.run("SELECT id FROM blocks")
+            found = self.run("SELECT name FROM blocks")
         elif path is None:
-            found = self.run("SELECT id FROM blocks WHERE origin = ?", (origin_of(identity),))
+            found = self.run("SELECT name FROM blocks WHERE origin = ?", (origin_of(identity),))
         else:
             origin, (here, first, last) = origin_of(identity), _places_below(path)
             found = self.run(_BELOW, (origin, here, origin, first, last))
-        return [id for (id,) in found]
+        return [name for (name,) in found]
 
     def paths_below(self, identity: str, path: str) -> list[str]:
         """Return the paths with cached blocks, sorted: `path` and everything below it; empty means the whole origin."""
