@@ -95,12 +95,6 @@ def test_a_write_right_after_the_marks_were_lost_is_seen_with_the_old_ones_and_t
     assert cache.metadata.counter(ORIGIN, "b/x") == with_new.metadata.counter(ORIGIN, "b/x")
 
 
-def test_a_damaged_file_of_change_counters_is_made_anew(cache, open_cache):
-    cache.metadata.counter(ORIGIN, "b/x")
-    Path(cache.root, "change-counters").write_bytes(bytes(528384))
-    assert open_cache().metadata.counter(ORIGIN, "b/x") == open_cache().metadata.counter(ORIGIN, "b/x") != 0
-
-
 # Touches
 def touches_of(**options):
     accesses = AccessStats()
