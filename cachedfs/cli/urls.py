@@ -18,7 +18,7 @@ import typer
 from cachedfs.cli.arguments import CommonOptions, argument
 from cachedfs.cli.output import print_error
 from cachedfs.errors import AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound
-from cachedfs.origins.drive.drive_links import canonical_path, is_bare_link, is_drive_link
+from cachedfs.origins.drive_links import canonical_path, is_bare_link, is_drive_link
 
 if TYPE_CHECKING:
     from cachedfs.cache.block_store import BlockStore

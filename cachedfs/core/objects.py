@@ -29,7 +29,6 @@ from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import GCS_PROTOCOLS, folder_of, without_slash
 from cachedfs.common.version import Version, version_of
 from cachedfs.config import Config
-from cachedfs.core.statistics import LinkStats
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound, OriginUnavailable
 from cachedfs.origins.base import Origin
 from cachedfs.origins.registry import (
@@ -44,6 +43,7 @@ from cachedfs.origins.registry import (
 if TYPE_CHECKING:
     from cachedfs.cache.metadata_store import MetadataStore
     from cachedfs.core.engine import Engine
+    from cachedfs.core.statistics import LinkStats
 
 ABSENCE_S = 10.0
 """Maximum age in seconds of an absence known from a 404: objects appear more often than they change (gcsfuse: 5 s)."""
@@ -181,6 +181,7 @@ class Objects:
         """Return the measurements of the link to the origin, without a request and without opening it."""
         if self._origin is None:
             with importing():
+                from cachedfs.core.statistics import LinkStats
                 from cachedfs.origins.request_slots import SPECULATIVE_FACTOR
             return LinkStats(n_at_once=SPECULATIVE_FACTOR * self.config.first_concurrency)
         return self.engine.speculation.link_stats(self._origin)

@@ -29,8 +29,8 @@ from cachedfs.filesystem.cache_api import AnyPath, CacheMethods
 from cachedfs.filesystem.read_methods import ObjectName, ReadMethods
 from cachedfs.filesystem.write import WriteMethods
 from cachedfs.origins.base_filesystem import begins_with
-from cachedfs.origins.drive.drive_links import is_drive_link
-from cachedfs.origins.target_paths import object_name, strip
+from cachedfs.origins.drive_links import is_drive_link
+from cachedfs.origins.registry import object_name, strip
 
 if TYPE_CHECKING:
     from cachedfs.cache.index.metadata_records import ListingRecord

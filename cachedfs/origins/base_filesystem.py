@@ -22,7 +22,7 @@ from cachedfs.errors import (
     QuotaExceeded,
     SignInRefused,
 )
-from cachedfs.origins.drive.drive_links import NATIVE
+from cachedfs.origins.drive_links import NATIVE
 
 _MOST_NAMED = 20  # objects in the error of a copy that left some
 

@@ -21,9 +21,8 @@ from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, OriginUn
 from cachedfs.origins.fsspec_origin import FsspecOrigin
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, make_private
 from cachedfs.origins.origin_errors import translate
-from cachedfs.origins.registry import identity_of, open_origin
+from cachedfs.origins.registry import identity_of, open_origin, strip
 from cachedfs.origins.retry import RetryPolicy
-from cachedfs.origins.target_paths import strip
 from cachedfs.origins.tokens import TokenSource
 from tests.origins.contract import CONCURRENCY, DATA, OriginContract, read
 from tests.support import make_old

@@ -18,7 +18,7 @@ from cachedfs.common.types import ObjectInfo
 from cachedfs.config import flag
 from cachedfs.origins.drive.api import GOOGLE
 from cachedfs.origins.drive.credentials import SIGN_IN
-from cachedfs.origins.drive.drive_links import NATIVE
+from cachedfs.origins.drive_links import NATIVE
 
 _ALL = "*"
 _OFFICE = "application/vnd.openxmlformats-officedocument."
