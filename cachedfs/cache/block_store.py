@@ -107,7 +107,7 @@ class BlockStore(BlockWriter):
         the number of bytes freed.
         """
         freed = 0
-        names: list[str] | None = None
+        names: list[str] | None = None  # not row ids: these are others if the index is replaced meanwhile
         while names is None or names:
             with self._writing("blocks cannot be removed") as rows:
                 if names is None:

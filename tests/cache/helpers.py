@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import CacheBounds, ObjectKey
+from cachedfs.errors import CacheError
 from tests.cache.audit import audit
 
 BLOCK = 64 << 10
@@ -30,6 +31,13 @@ def content(key, index, size=None):
 
 def put(cache, key, *indexes, bounds=AMPLE, size=None):
     cache.put([(key.block(index), content(key, index, size)) for index in indexes], bounds)
+
+
+def put_after_noticing(cache, key, *indexes, bounds=AMPLE):
+    """Store blocks; a damaged index may be noticed only by the first try."""
+    with contextlib.suppress(CacheError):
+        return put(cache, key, *indexes, bounds=bounds)
+    return put(cache, key, *indexes, bounds=bounds)
 
 
 def whole(cache, key, index, **options):

@@ -21,7 +21,7 @@ from cachedfs.common.types import CacheBounds, Change, Changes, ObjectInfo
 from cachedfs.errors import CacheError
 from tests.cache.days import KEY, N_OTHER, OTHER, SMALL, day
 from tests.cache.faults import CALLS, real_call, replace_call
-from tests.cache.helpers import content, disk_usage, flip, key_of, put, whole
+from tests.cache.helpers import content, disk_usage, flip, key_of, put, put_after_noticing, whole
 from tests.support import until
 
 IDENTITY = KEY.identity
@@ -43,17 +43,9 @@ def live(directory):
     cache = BlockStore(directory, explicit=True)
     for index in range(N_OTHER):
         whole(cache, OTHER, index)
-    put_after_noticing(cache)
+    put_after_noticing(cache, KEY, 0, 1, bounds=SMALL)
     follow_changes(cache)
     cache.close()
-
-
-def put_after_noticing(cache):
-    """Put blocks; a damaged index may be noticed only by the first try."""
-    try:
-        put(cache, KEY, 0, 1, bounds=SMALL)
-    except CacheError:
-        put(cache, KEY, 0, 1, bounds=SMALL)
 
 
 def follow_changes(cache):

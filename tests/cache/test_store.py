@@ -8,7 +8,6 @@ import sqlite3
 import stat
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -27,6 +26,7 @@ from tests.cache.helpers import (
     flip,
     key_of,
     put,
+    put_after_noticing,
     room_for,
     start,
     whole,
@@ -286,36 +286,31 @@ def test_a_full_disk_is_a_cache_error_leaves_nothing_and_evicts_once_a_minute(
     assert cache.cannot_store is None
 
 
-@pytest.fixture
-def inodes(monkeypatch):
-    """Limit the files that fit on the disk; return the number of free ones, to be set."""
-    create, unlink, make_folder, write_file = disk.create, disk.unlink, disk.make_folder, disk.write_file
-    free = SimpleNamespace(n=1000)
+def test_a_disk_without_inodes_evicts_the_oldest_blocks_for_new_ones(cache, monkeypatch):
+    """A new file or folder takes one, and a removed file gives one back."""
+    old, new, unlink, free = key_of("old"), key_of("new"), disk.unlink, 0
+    put(cache, old, *range(20))
 
-    def take(call, path, *args):
-        if free.n < 1:
-            full()
-        free.n -= 1
-        return call(path, *args)
+    def taking(call):
+        def take(path, *args):
+            nonlocal free
+            if free < 1:
+                full()
+            free -= 1
+            return call(path, *args)
+
+        return take
 
     def give(path):
+        nonlocal free
         was_there = unlink(path)
-        free.n += was_there
+        free += was_there
         return was_there
 
-    monkeypatch.setattr(disk, "create", lambda path: take(create, path))
-    monkeypatch.setattr(disk, "write_file", lambda *args: take(write_file, *args))
-    monkeypatch.setattr(
-        disk, "make_folder", lambda path: os.path.isdir(path) or take(make_folder, path) or None
-    )
+    make_folder = taking(disk.make_folder)
+    monkeypatch.setattr(disk, "make_folder", lambda path: os.path.isdir(path) or make_folder(path))
+    monkeypatch.setattr(disk, "write_file", taking(disk.write_file))
     monkeypatch.setattr(disk, "unlink", give)
-    return free
-
-
-def test_a_disk_without_inodes_evicts_the_oldest_blocks_for_new_ones(cache, inodes):
-    old, new = key_of("old"), key_of("new")
-    put(cache, old, *range(20))
-    inodes.n = 0
     put(cache, new, 0, 1, 2)
     assert [cache.has(new, index) for index in range(3)] == [True] * 3
     n_evicted = 20 - sum(cache.has(old, index) for index in range(20))
@@ -483,13 +478,6 @@ def test_a_lost_index_costs_no_read_and_heals(cache, open_cache, is_open, how, c
     assert [whole(cache, key, index) for index in range(7)] == [content(key, index) for index in range(7)]
     assert audit(cache).ok
     assert sum("is damaged" in record.message for record in caplog.records) == len(caplog.records) <= 2
-
-
-def put_after_noticing(cache, key, index):
-    try:
-        put(cache, key, index)
-    except CacheError:
-        put(cache, key, index)
 
 
 def test_a_leftover_log_of_a_lost_index_is_not_played_into_the_new_one(cache, open_cache):
