@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from cachedfs.common.clock import Clock
+from cachedfs.common import clock as module
+from cachedfs.common.clock import Clock, boot_number
 
 
 @pytest.fixture
@@ -41,3 +42,8 @@ def test_a_process_that_starts_after_the_clock_was_set_back_learns_the_offset_of
     machine["boot"] += 61
     second.advance(first.offset)
     assert second.now() - began == 61
+
+
+def test_a_system_without_boot_numbers_has_none(monkeypatch):
+    monkeypatch.setattr(module, "_BOOT_ID", "/missing")
+    assert boot_number.__wrapped__() is None
