@@ -25,32 +25,20 @@ def test_invalid_sizes_are_refused(text):
         parse_size(text)
 
 
-def test_default_options():
-    config = Config.resolve({})
-    assert (config.block_size, config.request_size, config.read_ahead) == (1 << 20, 8 << 20, 128 << 20)
-    assert (config.concurrency, config.max_age, config.keep_free) == (128, 60, 0.1)
-    assert Config.resolve({"concurrency": "auto"}).concurrency == 128
-    assert (config.stale_if_error, config.offline, config.verify_always) == (True, False, False)
-    assert config.cache_dir is None
-    assert config.cache_size is None
-
-
 def test_arguments_override_the_configuration_and_text_is_parsed():
-    config = Config.resolve(
-        {"max_age": "immutable", "cache_size": "auto"},
-        defaults={
-            "max_age": "5",
-            "concurrency": "4",
-            "offline": "false",
-            "stale_if_error": "0",
-            "target_options": {},
-        },
+    assert Config.resolve({"concurrency": "auto", "cache_size": "auto"}) == Config.resolve({}) == Config()
+    given = {"max_age": "immutable", "cache_size": "auto", "cache_dir": "/a"}
+    defaults = {
+        "max_age": "5",
+        "concurrency": "4",
+        "offline": "false",
+        "stale_if_error": "0",
+        "target_options": {},
+    }
+    config = Config.resolve(given, defaults)
+    assert config == Config(
+        ("/a",), None, max_age=math.inf, concurrency=4, offline=False, stale_if_error=False
     )
-    assert config.max_age == math.inf
-    assert config.concurrency == 4
-    assert config.offline is False
-    assert config.stale_if_error is False
-    assert config.cache_size is None
 
 
 def test_offline_never_checks():

@@ -38,9 +38,7 @@ _AGING = 5  # counts are halved every 2**5 windows
 # Further on in the header: the hashes of the last accesses. The one that made the clock n is at place n % _N_LAST.
 _LAST_AT, _N_LAST = 1024, 256
 _RECORD, _BUCKET = struct.Struct("<Q"), struct.Struct("<4Q")
-_PAGE = (
-    4096  # bytes that are read and written at once: the records of consecutive blocks are beside each other
-)
+_PAGE = 4096  # bytes that are read and written at once: the records of consecutive blocks are neighbors
 
 # Positions in a 64-bit record: clock (32 bits), access count (8), flags (8), tag (16).
 _USES = 0xFFFF  # the access count and the flags
@@ -287,10 +285,7 @@ def _record(file: SharedSlots, hash64: int, pages: dict[int, bytearray]) -> tupl
 
 
 def age(clock: int, now: int) -> int:
-    """Return how many accesses ago `clock` was; 0 if another process has written it since `now` was read.
-
-    The clock wraps around at 32 bits.
-    """
+    """Return how many accesses ago `clock` was, which wraps at 32 bits; 0 if it is newer."""
     n = now - clock & MASK32
     return n if n < _FUTURE else 0
 
@@ -311,10 +306,7 @@ def _slot(bucket: Sequence[int], tag: int, now: int) -> int:
 
 
 def access_slots(size: int | None) -> int:
-    """Return the number of access records for a cache of `size` bytes (None: unknown size).
-
-    It is a power of two, so that a bit mask can replace the modulo operation.
-    """
+    """Return the number of access records for a cache of `size` bytes: a power of two."""
     if size is None:
         return _DEFAULT_TOUCHES
     wanted = size // _BYTES_A_TOUCH

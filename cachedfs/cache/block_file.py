@@ -120,16 +120,6 @@ def parse_trailer(trailer: bytes) -> BlockTrailer:
     return BlockTrailer(length, checksums, body[at:], bool(is_shared))
 
 
-def _size_of_trailer(end: Buffer, file_size: int) -> int:
-    """Return the size of the trailer, given the end of the file. Raises BadBlock if there is none."""
-    if len(end) < _TAIL.size:
-        raise BadBlock("it is cut off")
-    size = int(_TAIL.unpack_from(end, len(end) - _TAIL.size)[1])
-    if not _TAIL.size < size <= file_size:
-        raise BadBlock("it has no trailer")
-    return size
-
-
 class OpenBlock:
     """An open block file with a valid trailer. Threads may share it; it is closed with the last reference to it.
 
@@ -161,10 +151,7 @@ class OpenBlock:
             self.close()
 
     def read(self, start: int, stop: int, *, nowait: bool = False, verify: bool = False) -> bytes:
-        """Return bytes `[start, stop)` of the block, clipped to its length.
-
-        Raises BadBlock, BlockingIOError, OSError.
-        """
+        """Return bytes `[start, stop)`, clipped. Raises BadBlock, BlockingIOError, OSError."""
         if stop > self.length:
             stop = self.length
         if start >= stop:
@@ -239,12 +226,17 @@ def _close(fd: int) -> None:
 
 
 def _read_trailer(fd: int, file_size: int, nowait: bool) -> BlockTrailer:
-    read, size = (disk.read_cached if nowait else os.pread), min(_PROBE, file_size)
-    end = read(fd, size, file_size - size)
-    if len(end) == size and (size := _size_of_trailer(end, file_size)) > len(end):
+    read, n = (disk.read_cached if nowait else os.pread), min(_PROBE, file_size)
+    end = read(fd, n, file_size - n)
+    if len(end) != n or n < _TAIL.size:
+        raise BadBlock("it is cut off")
+    size = int(_TAIL.unpack_from(end, n - _TAIL.size)[1])
+    if not _TAIL.size < size <= file_size:
+        raise BadBlock("it has no trailer")
+    if size > n:
         end = read(fd, size, file_size - size)
-    if len(end) < size:
-        raise BadBlock("it is shorter than it says")
+        if len(end) != size:
+            raise BadBlock("it is shorter than it says")
     trailer = parse_trailer(end[-size:])
     if trailer.length + size != file_size:
         raise BadBlock("it has the wrong size")

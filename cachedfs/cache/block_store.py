@@ -81,10 +81,7 @@ class BlockStore(BlockWriter):
         return totals.blocks, totals.bytes
 
     def allowance(self, bounds: CacheBounds) -> int | None:
-        """Return how many bytes blocks may use under `bounds` now; None if nothing can be stored.
-
-        The first call records the automatic size.
-        """
+        """Return how many bytes blocks may use now, None without storage; fix the automatic size."""
         if self._own.path is None:
             return None
         with self._writing("the cache limit cannot be determined", bounds):
@@ -109,17 +106,19 @@ class BlockStore(BlockWriter):
         With `from_shared`, only those that came from a shared cache or an import. Pinned blocks are removed too. Returns
         the number of bytes freed.
         """
-        freed, last, path = 0, 0, path and stored_path(path)
-        while True:
+        freed = 0
+        names: list[str] | None = None  # not row ids: these are others if the index is replaced meanwhile
+        while names is None or names:
             with self._writing("blocks cannot be removed") as rows:
-                found = rows.blocks_of(identity, path, after=last, limit=REMOVED_AT_ONCE)
-                wanted = [block for block in found if not from_shared or self._is_shared(block.name)]
-                sizes = [block.size for block in wanted if self.space.remove(rows, block)]
+                if names is None:
+                    names = rows.names_of(identity, path and stored_path(path))
+                batch, names = names[:REMOVED_AT_ONCE], names[REMOVED_AT_ONCE:]
+                wanted = [name for name in batch if not from_shared or self._is_shared(name)]
+                found = rows.find_blocks(wanted).values()
+                sizes = [block.size for block in found if self.space.remove(rows, block)]
             freed += sum(sizes)
             self.space.evictions += len(sizes)
-            if len(found) < REMOVED_AT_ONCE:
-                return freed
-            last = found[-1].id
+        return freed
 
     def _is_shared(self, name: str) -> bool:
         path = self.space.path(name)
@@ -128,10 +127,7 @@ class BlockStore(BlockWriter):
         return False
 
     def remove_damaged(self, key: ObjectKey, index: int) -> None:
-        """Remove a damaged block, also for the threads and processes that have it open. Never raises.
-
-        If the index cannot be used, only the file is removed. Without its file the block is a miss.
-        """
+        """Remove a damaged block, also for those that have it open. Never raises."""
         super().remove_damaged(key, index)
         if self._own.path is None:
             return
@@ -174,10 +170,7 @@ class BlockStore(BlockWriter):
     # Local copies
 
     def lease(self, size: int, bounds: CacheBounds, suffix: str = "") -> LocalCopy:
-        """Return a private file of `size` bytes, counted in the cache size until it is closed.
-
-        Its name ends with `suffix`, such as ".csv.gz".
-        """
+        """Return a private file of `size` bytes, counted until its `close`; `suffix` ends its name."""
         copy = LocalCopy(f"{self._own.root}/local-copies", size, suffix, self.locks)
         what = f"a file of {size} bytes cannot be stored"
         try:

@@ -26,7 +26,8 @@ from cachedfs.cache.block_reader import BlockReader
 from cachedfs.cache.change_counters import ChangeCounters
 from cachedfs.cache.directory import CacheDirectory, root_in
 from cachedfs.cache.disk import Buffer
-from cachedfs.cache.index.database import TROUBLE, IndexRows
+from cachedfs.cache.index.block_rows import IndexRows
+from cachedfs.cache.index.database import TROUBLE
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.metadata_store import MetadataStore

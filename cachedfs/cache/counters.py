@@ -11,10 +11,51 @@ import math
 import struct
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from cachedfs.cache.change_counters import STATISTICS_AT, ChangeCounters
 from cachedfs.cache.locks import ByteRangeLocks
-from cachedfs.common.types import Counted
+
+
+class Counted(NamedTuple):
+    """Counters of all processes that use one cache directory.
+
+    They count since the Unix time `since`; 0 means that nothing was counted yet. The names are those of `Stats`. A
+    process adds its counters about once a second while it uses the cache, and when it exits. A killed process loses the
+    rest. Deleting the directory resets the counters.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    requests: int = 0
+    bytes_fetched: int = 0
+    bytes_served: int = 0
+    evictions: int = 0
+    bytes_shared: int = 0
+    since: float = 0.0
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """Hits divided by hits plus misses; None if both are 0."""
+        return self.hits / (self.hits + self.misses) if self.hits + self.misses else None
+
+    @property
+    def bytes_saved(self) -> int:
+        """Bytes served minus bytes fetched, prefetched ones included; at least 0."""
+        return max(0, self.bytes_served - self.bytes_fetched)
+
+    @property
+    def requests_saved(self) -> int:
+        """Estimate of the requests that hits avoided: as many as a missed block takes, at most 1."""
+        return round(self.hits * min(1.0, self.requests / self.misses)) if self.misses else self.hits
+
+    def since_then(self, before: Counted) -> Counted:
+        """Return the difference to an earlier value; zeros if the counters were reset in between."""
+        if before.since != self.since:
+            return self._replace(since=self.since)
+        added = [max(0, now - then) for now, then in zip(self[:-1], before[:-1], strict=True)]
+        return Counted._make([*added, self.since])
+
 
 _LOCK = 0x0DB5_57A7_C0DE_0003  # the lock number for changing the numbers
 _NUMBERS = struct.Struct(f"<{len(Counted._fields)}d")

@@ -12,7 +12,8 @@ from operator import attrgetter
 from typing import TypeVar
 
 from cachedfs.cache import disk
-from cachedfs.cache.index.database import TROUBLE, CacheIndex, IndexRows
+from cachedfs.cache.index.block_rows import IndexRows
+from cachedfs.cache.index.database import TROUBLE, CacheIndex
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.common.logging import WarnOnce
 from cachedfs.common.user_folders import is_writable, why_unsafe
@@ -257,21 +258,14 @@ class CacheDirectory:
 
 
 def old_roots(cache_dir: str) -> list[str]:
-    """Return this user's roots of other formats in `cache_dir`, which nothing uses any more."""
-    found = _roots_in(cache_dir)
-    return [path for path, version, user in found if version < FORMAT and user == os.geteuid()]
-
-
-def _roots_in(cache_dir: str) -> list[tuple[str, int, int]]:
-    """Return path, format and user of the folders in `cache_dir` with the names of roots, sorted."""
+    """Return this user's roots of earlier formats in `cache_dir`, which nothing uses any more, sorted."""
+    found = []
     with contextlib.suppress(OSError):
-        found = [
-            (each.path, _ROOT.fullmatch(each.name))
-            for each in disk.scan(_absolute(cache_dir))
-            if each.is_folder
-        ]
-        return sorted((path, int(name[1]), int(name[2])) for path, name in found if name)
-    return []
+        for each in disk.scan(_absolute(cache_dir)):
+            name = _ROOT.fullmatch(each.name)
+            if name and each.is_folder and int(name[1]) < FORMAT and int(name[2]) == os.geteuid():
+                found.append(each.path)
+    return sorted(found)
 
 
 def _absolute(path: str) -> str:

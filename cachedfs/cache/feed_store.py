@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from cachedfs.cache.change_counters import ChangeCounters, slots_of
 from cachedfs.cache.directory import CacheDirectory
-from cachedfs.cache.index.database import IndexRows
+from cachedfs.cache.index.block_rows import IndexRows
 from cachedfs.cache.index.metadata_records import (
     FeedConfirmation,
     FeedPosition,

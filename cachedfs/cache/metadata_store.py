@@ -12,7 +12,8 @@ from typing import Any
 from cachedfs.cache.change_counters import ChangeCounters
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.feed_store import STORED, FeedStore
-from cachedfs.cache.index.database import TROUBLE, IndexRows
+from cachedfs.cache.index.block_rows import IndexRows
+from cachedfs.cache.index.database import TROUBLE
 from cachedfs.cache.index.metadata_records import (
     AGELESS,
     FeedSnapshot,
@@ -216,10 +217,7 @@ class MetadataStore(FeedStore):
         return ListingRecord(infos, checked_at, counter, self._confirmed(identity, *watch), counters)
 
     def listing_size(self, identity: str, folder: str, *, most: int) -> int | None:
-        """Return the number of children in the listing of `folder`, counted up to `most`; None without a listing.
-
-        The listing may be of any age.
-        """
+        """Return the length of the listing of `folder`, of any age, up to `most`; None without one."""
         at = origin_of(identity), blob_of(folder)
         found = self._own.query(lambda rows: rows.run(_LISTING_SIZE, (most, *at)).fetchone(), None)
         return None if found is None else int(found[0])
@@ -254,23 +252,20 @@ class MetadataStore(FeedStore):
         `folder_counters` holds the counters of the listings by folder. All were read before the request to the origin.
         `watch` is given for a single listing only.
         """
-        n_added, now = sum(map(len, listings.values())), clock.now()
-        new = {(identity, folder): now for folder in listings}
+        new = dict[tuple[str, str], float]()
         try:
             with self._own.writing("listings cannot be stored") as rows:
                 for folder, infos in listings.items():
                     if is_url(folder) and any(info.path != stored_path(info.path) for info in infos):
-                        del new[identity, folder]
                         continue  # names in it contain secrets
                     watched = self._watched(rows, identity, watch)
                     at = checked_at, folder_counters[folder], *watched
                     new_at = self._keep_listing(rows, identity, folder, infos, at, counters)
-                    del new[identity, folder]
                     if new_at is not None:
                         new[identity, folder] = new_at
-                self._end(rows, n_added, new)
+                self._end(rows, sum(map(len, listings.values())), new)
         except CacheError:
-            self._keep_unstored(new)
+            self._keep_unstored(dict.fromkeys(((identity, folder) for folder in listings), clock.now()))
             raise
 
     def _keep_listing(

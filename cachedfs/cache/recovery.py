@@ -14,7 +14,7 @@ import shutil
 
 from cachedfs.cache import block_file, disk
 from cachedfs.cache.directory import CacheDirectory
-from cachedfs.cache.index.database import IndexRows
+from cachedfs.cache.index.block_rows import IndexRows
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.common.types import BlockKey
 from cachedfs.errors import BadBlock

@@ -16,8 +16,7 @@ from cachedfs.cache import disk
 from cachedfs.cache.access_stats import AccessStats, BlockAccess, age
 from cachedfs.cache.change_counters import TABLE_SIZE
 from cachedfs.cache.directory import CacheDirectory
-from cachedfs.cache.index.block_rows import BlockRow
-from cachedfs.cache.index.database import IndexRows
+from cachedfs.cache.index.block_rows import BlockRow, IndexRows
 from cachedfs.cache.index.schema import Totals
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.recovery import count_all, remove_leftovers

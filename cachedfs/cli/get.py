@@ -19,8 +19,8 @@ from rich.filesize import decimal
 from cachedfs.cli.arguments import CommonOptions, argument, command, flag
 from cachedfs.cli.output import rate
 from cachedfs.cli.urls import OBJECT_ERRORS, Location, UrlsBeforeTarget, before_target, drive_url, locate
-from cachedfs.common.drive_links import is_bare_link, is_drive_link
 from cachedfs.common.text import counted
+from cachedfs.origins.drive_links import is_bare_link, is_drive_link
 
 # Up to MOST files are copied at a time. The filesystem holds up to WINDOW bytes of each in memory, so that fewer of the
 # files above SMALL are.

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cachedfs.common.types import Counted
+    from cachedfs.cache.counters import Counted
 
 COUNTERS = {  # of all processes that use the cache
     "hits": ("hits", "Blocks read from the cache"),

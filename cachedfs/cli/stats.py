@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from cachedfs.cache.block_store import BlockStore
+    from cachedfs.cache.counters import Counted
     from cachedfs.cache.index.block_rows import CachedPath
-    from cachedfs.common.types import Counted
 
 FOLDERS = 8  # folders shown; the others are summed up in one line
 FULL = 0.9  # share of the allowance from which on the cache counts as full

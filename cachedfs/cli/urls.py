@@ -17,8 +17,8 @@ import typer
 
 from cachedfs.cli.arguments import CommonOptions, argument
 from cachedfs.cli.output import print_error
-from cachedfs.common.drive_links import canonical_path, is_bare_link, is_drive_link
 from cachedfs.errors import AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound
+from cachedfs.origins.drive_links import canonical_path, is_bare_link, is_drive_link
 
 if TYPE_CHECKING:
     from cachedfs.cache.block_store import BlockStore

@@ -27,14 +27,7 @@ logger = logging.getLogger("cachedfs.events")
 
 FORMAT = 1
 VARIABLE = "CACHEDFS_EVENTS"
-COUNTS = (
-    "hits",
-    "misses",
-    "requests",
-    "bytes_fetched",
-    "bytes_served",
-    "evictions",
-)  # counters that are logged
+COUNTS = ("hits", "misses", "requests", "bytes_fetched", "bytes_served", "evictions")  # that are logged
 MAX_BYTES = 64 << 20  # maximum size of one file: about 300,000 requests
 EVERY_S = 0.25  # seconds between writes
 MAX_BUFFERED = 512  # buffered events at which the log is written at once

@@ -18,10 +18,7 @@ _NOTHING, _SLOWER, _NOT_STORED = range(3)
 
 
 def public_url(url: str) -> str:
-    """Return a URL without user name, password, query and fragment, which may be secret.
-
-    A bare path is returned as is.
-    """
+    """Return a URL without user, password, query and fragment; a bare path as it is."""
     if "://" not in url:
         return url
     # Not with urlsplit, which rejects invalid host names, such as the first folder inside an archive may look like.
@@ -63,13 +60,9 @@ class WarnOnce:
     def __init__(self) -> None:
         self._worst = _NOTHING  # the worst problem logged so far
 
-    def slower(self, problem: str | None) -> None:
-        """Warn once of a problem that only makes reads slower; None means no problem.
-
-        Nothing is logged if this problem or a worse one was logged before.
-        """
-        if problem is not None:
-            self._warn(_SLOWER, problem)
+    def slower(self, problem: str) -> None:
+        """Warn of a problem that only makes reads slower, unless one was logged before."""
+        self._warn(_SLOWER, problem)
 
     def not_stored(self, problem: str) -> None:
         """Warn that blocks are not cached, unless that was logged already."""

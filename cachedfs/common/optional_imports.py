@@ -24,10 +24,7 @@ def importing() -> Iterator[None]:
 
 
 def preload(names: Iterable[str]) -> None:
-    """Import modules that libraries import lazily, so that forks wait for the import.
-
-    Missing modules are skipped.
-    """
+    """Import modules that libraries import lazily, so that forks wait; skip missing ones."""
     with importing():
         for name in names:
             with contextlib.suppress(ImportError):

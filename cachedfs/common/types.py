@@ -1,4 +1,4 @@
-"""Immutable value types shared by all packages: ranges, keys, metadata, statistics."""
+"""Immutable value types shared by all packages: ranges, keys, metadata."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ import dataclasses
 import datetime
 import enum
 import hashlib
-import shlex
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
-
-from cachedfs.common.text import counted, per_cent, shown, size
 
 Kind = Literal["file", "directory"]
 
@@ -56,10 +53,7 @@ class ObjectInfo:
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, hash=False)
 
     def as_info(self) -> dict[str, Any]:
-        """Return the dictionary of fsspec's `info` and `ls(detail=True)`.
-
-        The caller may modify it, at any depth.
-        """
+        """Return the dictionary of fsspec's `info`, which the caller may modify at any depth."""
         size = 0 if self.kind == "directory" and self.size is None else self.size
         details = self.details
         if not _CONTAINERS.isdisjoint(map(type, details.values())):  # rare, and the check takes 0.5 us
@@ -183,117 +177,3 @@ class CacheBounds(NamedTuple):
 
     size: int | float | None = None
     keep_free: int | float = 0.1
-
-
-class Stats(NamedTuple):
-    """Counters of one process since its start, and the current contents of its cache.
-
-    hits, misses: blocks read from the cache, and blocks fetched. requests, bytes_fetched: sent to and received from the
-    origin. bytes_served: returned to callers. blocks, bytes_cached: currently in the cache, stored by any process.
-    evictions: blocks that this process removed. cannot_store: why the last block could not be stored; None if it could.
-    old_caches: directories that earlier releases made and this one does not use. bytes_shared: read from the shared cache,
-    which `shared_cache` names, with the reason if it is not used.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    requests: int = 0
-    bytes_fetched: int = 0
-    bytes_served: int = 0
-    blocks: int = 0
-    bytes_cached: int = 0
-    evictions: int = 0
-    cache_dir: str = ""
-    cannot_store: str | None = None
-    old_caches: tuple[str, ...] = ()
-    bytes_shared: int = 0
-    shared_cache: str = ""
-
-    def _repr_html_(self) -> str:
-        return shown("The cache, and this process", self.cannot_store or "", self.rows())
-
-    def rows(self) -> list[tuple[str, str]]:
-        """Return the statistics as rows of a table, each a label and a text."""
-        n_blocks = self.hits + self.misses
-        share = per_cent(self.hits / n_blocks) if n_blocks else ""
-        return [
-            ("cache", self.cache_dir or "none: nothing can be kept"),
-            ("holds", f"{size(self.bytes_cached)} in {counted(self.blocks, 'block')}"),
-            (
-                "hits",
-                f"{self.hits:,} of {counted(n_blocks, 'block')}, {share}" if share else "no block was read",
-            ),
-            ("read", size(self.bytes_served)),
-            ("fetched", f"{size(self.bytes_fetched)} in {counted(self.requests, 'request')}"),
-            (
-                "from others",
-                f"{size(self.bytes_shared)} from {self.shared_cache}" if self.shared_cache else "",
-            ),
-            ("evicted", counted(self.evictions, "block") if self.evictions else ""),
-            ("unused", f"rm -r {shlex.join(self.old_caches)}" if self.old_caches else ""),
-        ]
-
-
-class Counted(NamedTuple):
-    """Counters of all processes that use one cache directory.
-
-    They count since the Unix time `since`; 0 means that nothing was counted yet. The names are those of `Stats`. A
-    process adds its counters about once a second while it uses the cache, and when it exits. A killed process loses the
-    rest. Deleting the directory resets the counters.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    requests: int = 0
-    bytes_fetched: int = 0
-    bytes_served: int = 0
-    evictions: int = 0
-    bytes_shared: int = 0
-    since: float = 0.0
-
-    @property
-    def hit_ratio(self) -> float | None:
-        """Hits divided by hits plus misses; None if both are 0."""
-        return self.hits / (self.hits + self.misses) if self.hits + self.misses else None
-
-    @property
-    def bytes_saved(self) -> int:
-        """Bytes served minus bytes fetched, at least 0.
-
-        Prefetched bytes count as fetched before they are read.
-        """
-        return max(0, self.bytes_served - self.bytes_fetched)
-
-    @property
-    def requests_saved(self) -> int:
-        """Estimated number of requests that the hits avoided.
-
-        Assumes that a hit saves as many requests as a missed block takes, at most 1.
-        """
-        return round(self.hits * min(1.0, self.requests / self.misses)) if self.misses else self.hits
-
-    def since_then(self, before: Counted) -> Counted:
-        """Return the difference to an earlier value `before`.
-
-        All zeros if the counters were reset in between.
-        """
-        if before.since != self.since:
-            return self._replace(since=self.since)
-        added = [max(0, now - then) for now, then in zip(self[:-1], before[:-1], strict=True)]
-        return Counted._make([*added, self.since])
-
-
-class LinkStats(NamedTuple):
-    """Network statistics of one origin in one process, measured on its speculative requests.
-
-    n_timed: requests that were answered. wait_s: their total time until the first byte, in seconds. bytes_per_s: bytes
-    per second over all response bodies that shared the link; None until a body of at least 1 MiB was measured.
-    n_at_once: how many speculative requests may be in flight. requests_per_s: reads per second that the limits of the
-    service allow; None without such limits.
-    """
-
-    n_timed: int = 0
-    wait_s: float = 0.0
-    bytes_per_s: float | None = None
-    n_at_once: int = 0
-    requests_per_s: float | None = None

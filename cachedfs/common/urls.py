@@ -14,9 +14,7 @@ import fsspec
 from fsspec.core import has_magic, split_protocol
 from fsspec.registry import known_implementations
 from fsspec.spec import AbstractFileSystem
-from fsspec.utils import stringify_path
 
-from cachedfs.common.drive_links import canonical_path, is_drive_link
 from cachedfs.common.logging import without_secrets
 
 GCS_PROTOCOLS = ("gs", "gcs")
@@ -27,10 +25,12 @@ _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "hf": "hf", "drive": "drive"}
 _USER = re.compile(r"(?<=://)(?!-[0-9a-f]{16}@)[^/?#]*@")
 _SIGNED = r"(?i)(?:^|&)(?:sig|[^=&]*(?:signature|token|secret|passw|credential|auth|key|code|session|policy)[^=&]*)="
-# Redundant parts of a local path: the repeated "/" and the "/." of `a//b`, `a/./b` and `a/.`.
-_NOTHING = re.compile(r"(?:/\.?)+(?=/|$)")
 SLASH_NAMES = (*GCS_PROTOCOLS, "s3", "s3a")  # protocols where the name of an object may end in a slash
-_SLASHED = (*GCS_PROTOCOLS, "drive", "obstore")  # protocols whose paths are just names joined by slashes
+NAME_PROTOCOLS = (
+    *GCS_PROTOCOLS,
+    "drive",
+    "obstore",
+)  # protocols whose paths are just names joined by slashes
 
 
 def target_of(
@@ -71,40 +71,6 @@ def target_of(
     return protocol, merged, remaining
 
 
-def strip(own: str, target: str | None, path: Any) -> str:
-    """Return the target's path for a URL or path in any accepted form.
-
-    `own`: our protocol, such as "cgs". `target`: the target's protocol, used for a path without one. Example:
-    "cachedfs::gs://bucket/key" gives "bucket/key".
-    """
-    text: str = stringify_path(path)
-    text = text.removeprefix(f"{own}::").removeprefix(f"{own}://").removeprefix("cachedfs::")
-    protocol, scheme, rest = text.partition("://")
-    if not scheme or "/" in protocol:  # otherwise "://" is part of a key that contains a URL
-        protocol, rest = target or "", text
-    elif target in (None, "drive") and is_drive_link(text):
-        protocol, rest = "drive", text
-    if protocol == "drive":
-        return canonical_path(rest.strip("/"))
-    if protocol in _SLASHED or not protocol:
-        return rest.strip("/") if protocol else rest.rstrip("/")
-    name = str(filesystem_class(protocol)._strip_protocol(text))
-    if protocol in LOCAL_PROTOCOLS and ("//" in name or "/." in name):
-        name = _NOTHING.sub("", name) or "/"
-    return without_slash(name)
-
-
-def object_name(own: str, target: str | None, path: Any) -> str:
-    """Return the target's path for an object: as `strip`, with the slashes that end the names of some objects.
-
-    In Google Cloud Storage and S3, "bucket/a" and "bucket/a/" may be two objects.
-    """
-    name = strip(own, target, path)
-    text: str = stringify_path(path)
-    has_key = target in SLASH_NAMES and "/" in name
-    return name + text[len(text.rstrip("/")) :] if has_key else name
-
-
 def without_slash(name: str) -> str:
     """Return a path without the slash at its end, which a complete URL and the root "/" keep."""
     return name if is_url(name) else name.rstrip("/") or name
@@ -116,10 +82,7 @@ def folder_of(path: str) -> str:
 
 
 def is_url(name: str) -> bool:
-    """Return whether a path is a complete URL, as HTTP paths are.
-
-    A key in a bucket may contain "://" further on.
-    """
+    """Return whether a path is a complete URL; a key may contain "://" further on."""
     return _SCHEME.match(name) is not None
 
 
@@ -148,18 +111,12 @@ def _hash(text: str) -> str:
 
 
 def is_pattern(path: str) -> bool:
-    """Return whether a path is a glob pattern.
-
-    In a complete URL, `?` starts the query, as in fsspec's HTTP filesystem.
-    """
+    """Return whether a path is a glob pattern; in a complete URL, `?` starts the query."""
     return bool(has_magic(path.replace("?", "") if is_url(path) else path))
 
 
 def before_magic(path: str) -> str:
-    """Return the deepest folder that contains all matches of a pattern.
-
-    A path without wildcards is returned as is.
-    """
+    """Return the deepest folder that contains all matches; a path without wildcards as it is."""
     while is_pattern(path):
         path = path.rpartition("/")[0]
     return path
@@ -167,7 +124,7 @@ def before_magic(path: str) -> str:
 
 def protocols_of(protocol: str) -> set[str]:
     """Return all names of a protocol, including `protocol` itself: for "file" also "local"."""
-    if protocol in _SLASHED:  # known without importing the filesystem, which may not be installed
+    if protocol in NAME_PROTOCOLS:  # known without importing the filesystem, which may not be installed
         return set(GCS_PROTOCOLS) if protocol in GCS_PROTOCOLS else {protocol}
     names = filesystem_class(protocol).protocol
     return {protocol, *((names,) if isinstance(names, str) else names)}
@@ -220,10 +177,7 @@ _OPEN_TOKENS = frozenset({"anon", "google_default", "cloud", "cache", "browser"}
 
 
 def _is_secret(name: Any, value: Any) -> bool:
-    """Return whether an option may contain a secret, judging by its name.
-
-    File names and modes of sign-in are not secret.
-    """
+    """Return whether an option may be secret by its name; file names are not."""
     if not isinstance(name, str) or value is None or isinstance(value, bool):
         return False
     if name in ("client_json", "google_auth"):

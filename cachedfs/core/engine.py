@@ -18,15 +18,17 @@ from weakref import WeakSet
 from fsspec.utils import tokenize
 
 from cachedfs.cache.block_store import BlockStore
+from cachedfs.cache.counters import Counted
 from cachedfs.common import event_log
 from cachedfs.common.event_loop import EventLoopThread
 from cachedfs.common.single_flight import SingleFlight
-from cachedfs.common.types import Counted, ObjectKey, Stats
+from cachedfs.common.types import ObjectKey
 from cachedfs.config import Config, SharedOptions
 from cachedfs.core.download import Download, FetchedBlock
 from cachedfs.core.path_locks import PathLocks
 from cachedfs.core.polling import OVERDUE_S, poll
 from cachedfs.core.speculation import SpeculativeQueue
+from cachedfs.core.statistics import Stats
 from cachedfs.core.store_queue import StoreQueue
 from cachedfs.errors import CacheError
 from cachedfs.origins.base import Origin

@@ -25,7 +25,7 @@ from cachedfs.cache.index.metadata_records import (
 )
 from cachedfs.common.clock import clock
 from cachedfs.common.optional_imports import importing
-from cachedfs.common.types import LinkStats, ObjectInfo
+from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import GCS_PROTOCOLS, folder_of, without_slash
 from cachedfs.common.version import Version, version_of
 from cachedfs.config import Config
@@ -43,6 +43,7 @@ from cachedfs.origins.registry import (
 if TYPE_CHECKING:
     from cachedfs.cache.metadata_store import MetadataStore
     from cachedfs.core.engine import Engine
+    from cachedfs.core.statistics import LinkStats
 
 ABSENCE_S = 10.0
 """Maximum age in seconds of an absence known from a 404: objects appear more often than they change (gcsfuse: 5 s)."""
@@ -180,6 +181,7 @@ class Objects:
         """Return the measurements of the link to the origin, without a request and without opening it."""
         if self._origin is None:
             with importing():
+                from cachedfs.core.statistics import LinkStats
                 from cachedfs.origins.request_slots import SPECULATIVE_FACTOR
             return LinkStats(n_at_once=SPECULATIVE_FACTOR * self.config.first_concurrency)
         return self.engine.speculation.link_stats(self._origin)

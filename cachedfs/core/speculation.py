@@ -17,8 +17,8 @@ from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from cachedfs.common.types import LinkStats
 from cachedfs.core.download import Download
+from cachedfs.core.statistics import LinkStats
 from cachedfs.origins.base import Origin
 from cachedfs.origins.request_slots import SPECULATIVE_FACTOR, speculative
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from cachedfs.common.text import bars, counted, per_cent, seconds, size
-from cachedfs.common.types import LinkStats, Stats
+from cachedfs.core.statistics import LinkStats, Stats
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.report.analysis import Analysis, FetchCounts, RunFigures, analyse
 

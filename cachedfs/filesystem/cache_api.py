@@ -14,16 +14,17 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.implementations.chained import ChainedFileSystem
 
 from cachedfs.common.blocks import clip, covering
-from cachedfs.common.drive_links import is_drive_link
 from cachedfs.common.optional_imports import importing
-from cachedfs.common.types import LinkStats, Stats
-from cachedfs.common.urls import GCS_PROTOCOLS, ORIGINS, strip, without_slash
+from cachedfs.common.urls import GCS_PROTOCOLS, ORIGINS, without_slash
 from cachedfs.config import Config
 from cachedfs.core.objects import Objects
 from cachedfs.errors import ABSENT, CacheError
+from cachedfs.origins.drive_links import is_drive_link
+from cachedfs.origins.registry import strip
 
 if TYPE_CHECKING:
     from cachedfs.core.reader import Reader
+    from cachedfs.core.statistics import LinkStats, Stats
     from cachedfs.core.verify import Verified
     from cachedfs.filesystem.export import Exported
     from cachedfs.filesystem.import_ import Imported

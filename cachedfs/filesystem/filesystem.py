@@ -18,11 +18,10 @@ from fsspec.config import conf
 from fsspec.core import has_magic
 from fsspec.spec import _Cached
 
-from cachedfs.common.drive_links import is_drive_link
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.text import shown
 from cachedfs.common.types import ObjectInfo
-from cachedfs.common.urls import ORIGINS, is_pattern, is_url, jsonable, object_name, strip, target_of
+from cachedfs.common.urls import ORIGINS, is_pattern, is_url, jsonable, target_of
 from cachedfs.config import FSSPEC_KEYWORDS, Config
 from cachedfs.core.objects import Objects
 from cachedfs.errors import ABSENT
@@ -30,6 +29,8 @@ from cachedfs.filesystem.cache_api import AnyPath, CacheMethods
 from cachedfs.filesystem.read_methods import ObjectName, ReadMethods
 from cachedfs.filesystem.write import WriteMethods
 from cachedfs.origins.base_filesystem import begins_with
+from cachedfs.origins.drive_links import is_drive_link
+from cachedfs.origins.registry import object_name, strip
 
 if TYPE_CHECKING:
     from cachedfs.cache.index.metadata_records import ListingRecord

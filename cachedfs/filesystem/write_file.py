@@ -12,10 +12,10 @@ from typing import Any
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from cachedfs.common.atomic_files import PartFile
-from cachedfs.common.spooled_file import DiscardableFile, SpooledFile, new_spool
 from cachedfs.common.urls import GCS_PROTOCOLS, LOCAL_PROTOCOLS
 from cachedfs.errors import CacheError, ObjectExists, OriginUnavailable
 from cachedfs.origins.origin_errors import mapped
+from cachedfs.origins.spooled_file import DiscardableFile, SpooledFile, new_spool
 
 logger = logging.getLogger("cachedfs.filesystem")
 

@@ -10,10 +10,10 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from cachedfs.cache.index.metadata_records import ListingRecord
-from cachedfs.common.kept_mtime import kept_mtime_ns
 from cachedfs.common.types import ObjectInfo, modified_of
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.mount.names import MAX_BYTES, file_name, with_id
+from cachedfs.origins.kept_mtime import kept_mtime_ns
 
 logger = logging.getLogger("cachedfs.mount")
 _UTF8 = 4  # most bytes of a character

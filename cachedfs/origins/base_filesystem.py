@@ -11,7 +11,6 @@ from fsspec.asyn import AsyncFileSystem, _run_coros_in_chunks, sync
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.implementations.local import LocalFileSystem, make_path_posix
 
-from cachedfs.common.drive_links import NATIVE
 from cachedfs.common.text import counted
 from cachedfs.common.urls import is_pattern, without_slash
 from cachedfs.errors import (
@@ -23,6 +22,7 @@ from cachedfs.errors import (
     QuotaExceeded,
     SignInRefused,
 )
+from cachedfs.origins.drive_links import NATIVE
 
 _MOST_NAMED = 20  # objects in the error of a copy that left some
 

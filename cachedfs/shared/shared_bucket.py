@@ -12,9 +12,8 @@ from typing import Any
 
 from cachedfs.common.event_loop import EventLoopThread
 from cachedfs.common.types import ObjectInfo
-from cachedfs.common.urls import strip
 from cachedfs.origins.base import Origin
-from cachedfs.origins.registry import open_origin
+from cachedfs.origins.registry import open_origin, strip
 from cachedfs.shared.origin_store import OriginStore, time_of
 from cachedfs.shared.piece import LARGE
 from cachedfs.shared.shared_store import KeptFile, SharedPlace

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import CacheBounds, ObjectKey
+from cachedfs.errors import CacheError
 from tests.cache.audit import audit
 
 BLOCK = 64 << 10
@@ -30,6 +31,13 @@ def content(key, index, size=None):
 
 def put(cache, key, *indexes, bounds=AMPLE, size=None):
     cache.put([(key.block(index), content(key, index, size)) for index in indexes], bounds)
+
+
+def put_after_noticing(cache, key, *indexes, bounds=AMPLE):
+    """Store blocks; a damaged index may be noticed only by the first try."""
+    with contextlib.suppress(CacheError):
+        return put(cache, key, *indexes, bounds=bounds)
+    return put(cache, key, *indexes, bounds=bounds)
 
 
 def whole(cache, key, index, **options):
@@ -86,15 +94,11 @@ def overhead_of(cache, bounds):
     return cache.space.overhead
 
 
-def use_as(cache_dir, user, umask, kind):
-    """Use all of a cache as another user, by the real or the effective user id; return its root."""
-    if kind == "effective":
-        os.setegid(user)
-        os.seteuid(user)
-    else:
-        os.setgroups([])
-        os.setgid(user)
-        os.setuid(user)
+def use_as(cache_dir, user, umask):
+    """Use all of a cache as another user; return its root."""
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
     os.umask(umask)
     cache, key = BlockStore(cache_dir, explicit=True), key_of()
     blocks = [content(key, 0), content(key, 1)]

@@ -6,7 +6,6 @@ order. So a call that is new has its kill without being named here.
 
 from __future__ import annotations
 
-import inspect
 import os
 import signal
 import time
@@ -22,7 +21,7 @@ from cachedfs.common.types import CacheBounds, Change, Changes, ObjectInfo
 from cachedfs.errors import CacheError
 from tests.cache.days import KEY, N_OTHER, OTHER, SMALL, day
 from tests.cache.faults import CALLS, real_call, replace_call
-from tests.cache.helpers import content, disk_usage, flip, key_of, put, whole
+from tests.cache.helpers import content, disk_usage, flip, key_of, put, put_after_noticing, whole
 from tests.support import until
 
 IDENTITY = KEY.identity
@@ -44,17 +43,9 @@ def live(directory):
     cache = BlockStore(directory, explicit=True)
     for index in range(N_OTHER):
         whole(cache, OTHER, index)
-    put_after_noticing(cache)
+    put_after_noticing(cache, KEY, 0, 1, bounds=SMALL)
     follow_changes(cache)
     cache.close()
-
-
-def put_after_noticing(cache):
-    """Put blocks; a damaged index may be noticed only by the first try."""
-    try:
-        put(cache, KEY, 0, 1, bounds=SMALL)
-    except CacheError:
-        put(cache, KEY, 0, 1, bounds=SMALL)
 
 
 def follow_changes(cache):
@@ -145,10 +136,6 @@ def hold_the_index(directory, n_evicted, ready, go_on):
         until(lambda: os.path.exists(go_on))
 
 
-def put_one(directory, path, size):
-    put(BlockStore(directory, explicit=True), key_of(path), 0, bounds=CacheBounds(size=size, keep_free=0))
-
-
 def watch(hit):
     """Call `hit` before and after every call that the room makes from now on in this process.
 
@@ -166,22 +153,16 @@ def watch(hit):
             hit(call, when)
 
     for name in CALLS:
-        function = real_call(name)
-        watched = _watched_walk if inspect.isgeneratorfunction(function) else _watched
-        replace_call(pytest.MonkeyPatch(), name, watched(name, function, told))
+        replace_call(pytest.MonkeyPatch(), name, _watched(name, real_call(name), told))
     connect = database.connect
 
     def connected(*args, **options):
         connection = connect(*args, **options)
-        connection.set_trace_callback(lambda statement: told("SQL " + _verb(statement), "before"))
+        connection.set_trace_callback(lambda sql: told(f"SQL {sql.split()[0].upper()}", "before"))
         return connection
 
     database.connect = connected
     return lambda: told("", "")
-
-
-def _verb(statement):
-    return statement.strip(" -\n").partition(" ")[0].upper()
 
 
 def _watched(name, function, hit):
@@ -191,14 +172,5 @@ def _watched(name, function, hit):
             return function(*args, **options)
         finally:
             hit(name, "after")
-
-    return watched
-
-
-def _watched_walk(name, function, hit):
-    def watched(*args):
-        hit(name, "before")
-        yield from function(*args)
-        hit(name, "after")
 
     return watched

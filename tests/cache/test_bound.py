@@ -11,7 +11,7 @@ from cachedfs.common.types import CacheBounds
 from cachedfs.errors import CacheError
 from tests.cache.audit import audit
 from tests.cache.helpers import AMPLE, BLOCK, content, disk_usage, key_of, put, room_for, whole
-from tests.support import MiB, until
+from tests.support import until
 
 
 @pytest.fixture
@@ -26,22 +26,6 @@ def small_disk(tmp_path):
         pytest.skip("this user cannot mount a disk of its own")
     yield point
     subprocess.run(["umount", "-l", str(point)], check=True)
-
-
-def test_space_is_kept_free_on_a_disk_that_others_fill(open_cache, small_disk):
-    cache, key, keep = open_cache(small_disk / "c"), key_of(), 2 * MiB
-    bounds, before = CacheBounds(size=1 << 30, keep_free=keep), 0
-    put(cache, key, *range(200), bounds=bounds)
-    with open(small_disk / "of others", "wb") as others:
-        for step in range(11):
-            cache._own.look_at = 0.0  # a second later
-            put(cache, key_of(f"b/{step}"), 0, 1, bounds=bounds)
-            assert whole(cache, key_of(f"b/{step}"), 1) == content(key_of(f"b/{step}"), 1)
-            assert disk.space(str(small_disk)).free >= keep
-            before = cache.usage()[1]
-            others.write(bytes(MiB))
-            others.flush()
-        assert before < 3 * MiB
 
 
 def test_on_a_disk_that_is_full_to_the_last_byte_reads_are_right_and_storing_comes_back(
@@ -106,19 +90,6 @@ def test_each_makes_room_for_its_own_bound_before_its_own_write(open_cache, fold
             put(narrow, key_of("narrow"), step, bounds=small)
             assert disk_usage(narrow) <= small.size
             assert whole(wide, key_of("narrow"), step) == content(key_of("narrow"), step)
-
-
-def test_a_restart_changes_nothing_about_the_bound(open_cache, folder, fork_server):
-    cache = open_cache(folder)
-    bounds = room_for(cache, 8)
-    cache.pin("gs://test", "pinned")
-    put(cache, key_of("pinned"), 0, bounds=bounds)
-    for step in range(12):
-        fork_server.run("tests.cache.kills:put_one", str(folder), f"b/{step}", bounds.size)
-        assert disk_usage(cache) <= bounds.size
-    assert cache.usage()[0] >= 7
-    assert whole(cache, key_of("pinned"), 0) == content(key_of("pinned"), 0)
-    assert whole(cache, key_of("b/11"), 0) == content(key_of("b/11"), 0)
 
 
 def test_who_makes_room_never_stops_a_reader(open_cache, folder, fork_server, monkeypatch):

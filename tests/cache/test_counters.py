@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cachedfs.common.types import Counted
+from cachedfs.cache.counters import Counted
 from tests.cache.helpers import finish, start
 
 
@@ -37,13 +37,6 @@ for _ in range(100):
     for child in children:
         finish(child)
     assert cache.counts.total().hits == 207
-
-
-def test_what_was_counted_is_there_in_a_later_process(cache, open_cache):
-    add(cache, 2)
-    total = cache.counts.total()
-    cache.close()
-    assert open_cache().counts.total() == total
 
 
 def test_a_process_that_is_slow_or_dies_in_the_middle_holds_nobody_up(cache):

@@ -280,13 +280,3 @@ def test_who_writes_waits_for_an_index_that_is_locked_for_a_moment(
     put(cache, KEY, 1)
     assert len(pauses) == 1
     assert cache.usage()[0] == 2
-
-
-def test_a_descriptor_that_cannot_be_looked_at_is_let_go_and_opened_again(cache, monkeypatch):
-    put(cache, KEY, 0)
-    whole(cache, KEY, 0)
-    with monkeypatch.context() as patch:
-        replace_call(patch, "os.fstat", failing(errno.EIO))
-        cache.close_deleted()
-    assert left_open(f"{cache.root}/blocks") == []
-    assert whole(cache, KEY, 0) == content(KEY, 0)

@@ -1,13 +1,11 @@
 """What a lost index or a dead process leaves is counted again, or removed."""
 
 import os
-import time
 from pathlib import Path
 
 import pytest
 
 from cachedfs.cache import block_file
-from cachedfs.common.types import CacheBounds
 from tests.cache.audit import audit, recount
 from tests.cache.helpers import file_of, key_of, put
 
@@ -48,15 +46,3 @@ def test_what_is_no_block_is_removed_when_files_are_counted(filled, put_there):
     assert not path.exists()
     assert filled.usage() == before
     assert audit(filled).ok
-
-
-def test_who_writes_removes_temporary_files_of_an_hour_and_counts_younger_ones(filled):
-    left = Path(filled.root, "tmp", "left")
-    left.write_bytes(bytes(1 << 20))
-    assert audit(filled).ok
-    bounds = CacheBounds(size=64 << 20, keep_free=0)
-    with_it = filled.allowance(bounds)
-    os.utime(left, (0, time.time() - 4000))
-    assert audit(filled).leftovers == (str(left),)
-    assert filled.allowance(bounds) == with_it + (1 << 20)
-    assert not left.exists()

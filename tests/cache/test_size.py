@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from cachedfs.cache import disk
-from cachedfs.cache.index import block_rows, database
+from cachedfs.cache.index import block_rows
 from tests.cache.helpers import key_of, put
 
 # The tables that grow, and the statements that may read all of one: none of them belongs to a read or a write.
@@ -14,11 +14,12 @@ GROWING = {
     "folders", "quota",
 }  # fmt: skip
 WHOLE = {
+    "SELECT name FROM blocks": "asked for by who removes all",
     "SELECT clock FROM blocks ORDER BY id DESC LIMIT 1": "the last row",
     "SELECT identity, path FROM pins ORDER BY identity, path": "asked for by who lists them",
     "SELECT path, sum(size), count(*), min(nullif(stored_at, 0)), max(nullif(stored_at, 0)) FROM blocks"
     " GROUP BY path ORDER BY path": "asked for by who has it listed or drawn",
-    " ".join(database._SUMS.split()): "the audit",
+    " ".join(block_rows._SUMS.split()): "the audit",
 }
 
 

@@ -11,10 +11,10 @@ import fsspec
 import fsspec.config
 import pytest
 
+from cachedfs.cache.counters import Counted
 from cachedfs.cli import doctor
 from cachedfs.cli.speed import Speeds, facts, read_at_once
 from cachedfs.cli.stats import is_too_small
-from cachedfs.common.types import Counted
 from cachedfs.mount.unsent import keep
 from cachedfs.report.analysis import RunFigures
 from tests.cli.helpers import json_of, run

@@ -8,11 +8,11 @@ from unittest import mock
 
 import fsspec
 
+from cachedfs.cache.counters import Counted
 from cachedfs.cache.index.block_rows import CachedPath
 from cachedfs.cli.output import print_table
 from cachedfs.cli.prometheus import exposition
 from cachedfs.cli.stats import charts_of, folders_of
-from cachedfs.common.types import Counted
 from tests.cli.helpers import in_terminal, json_of, run, start
 from tests.support import MiB, forget, noise
 

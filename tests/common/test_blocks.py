@@ -2,7 +2,6 @@
 
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,11 +50,6 @@ def test_the_blocks_of_an_object_tile_it(size, block_size):
     assert ranges[-1].stop == size
     assert all(a.stop == b.start for a, b in itertools.pairwise(ranges))
     assert all(r.size == block_size for r in ranges[:-1])
-
-
-def test_a_block_beyond_the_end_is_refused():
-    with pytest.raises(ValueError, match="block 2 of 10 bytes is not in an object of 20 bytes"):
-        block_range(2, 10, 20)
 
 
 @given(st.integers(1, 3000), st.integers(1, 100), st.integers(1, 500), st.data())

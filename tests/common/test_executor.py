@@ -74,31 +74,21 @@ def test_running_threads_do_all_jobs_if_no_other_can_be_started(workers, monkeyp
     assert list(workers.map(abs, range(-3, 0))) == [3, 2, 1]
 
 
-def test_a_thread_whose_start_was_interrupted_is_waited_for(monkeypatch):
+@pytest.mark.parametrize("starts", [True, False])
+def test_ctrl_c_while_a_thread_starts_leaves_a_pool_that_works_and_no_thread_behind(monkeypatch, starts):
     pool, gate, start = DaemonThreadPool(1, "test-interrupted"), threading.Event(), threading.Thread.start
 
     def interrupted(thread):
-        start(thread)
+        if starts:
+            start(thread)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
         pool.submit(gate.wait, 120)
     monkeypatch.undo()
-    threading.Timer(0, gate.set).start()
+    done = pool.submit(abs, -2)
+    gate.set()
+    assert done.result(60) == 2
     pool.shutdown()
     assert not [each for each in threading.enumerate() if each.name.startswith("test-interrupted")]
-
-
-def test_a_thread_that_an_interrupt_kept_from_starting_is_replaced(monkeypatch):
-    pool = DaemonThreadPool(1, "test-never-started")
-
-    def interrupted(thread):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(threading.Thread, "start", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        pool.submit(abs, -1)
-    monkeypatch.undo()
-    assert pool.submit(abs, -2).result(60) == 2
-    pool.shutdown()

@@ -13,22 +13,15 @@ from cachedfs.common.user_folders import found_folder, writable_folder
 of_cache = partial(platformdirs.user_cache_dir, "cachedfs")
 
 
-def test_a_folder_of_the_home_is_made_and_used(no_home, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    assert found_folder(of_cache) == writable_folder(of_cache) == str(tmp_path / "home" / "cachedfs")
-    assert os.listdir(tmp_path / "home") == ["cachedfs"]
-    assert os.listdir(no_home) == []
-
-
-def test_without_a_home_a_private_folder_is_made_once(no_home):
+def test_a_folder_of_the_home_is_made_and_without_a_home_a_private_one(no_home, tmp_path, monkeypatch):
     assert found_folder(of_cache) is None
+    assert found_folder(lambda: "~/.cache") is None  # of an older platformdirs
     private = writable_folder(of_cache)
     assert private == writable_folder(of_cache) == str(no_home / f"cachedfs-{os.getuid()}")
     assert stat.S_IMODE(os.stat(private).st_mode) == 0o700
-
-
-def test_an_older_platformdirs_that_returns_a_tilde_is_no_home():
-    assert found_folder(lambda: "~/.cache") is None
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    assert found_folder(of_cache) == writable_folder(of_cache) == str(tmp_path / "home" / "cachedfs")
+    assert os.listdir(tmp_path / "home") == ["cachedfs"]
 
 
 @pytest.mark.parametrize("why", ["no folder can be made", "read-only"])

@@ -5,10 +5,11 @@ import contextlib
 
 import pytest
 
-from cachedfs.common.types import LinkStats, ObjectInfo, Range
+from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.core import speculation
 from cachedfs.core.download import Download
 from cachedfs.core.speculation import SpeculativeQueue, SpeculativeRequest
+from cachedfs.core.statistics import LinkStats
 from cachedfs.errors import OriginUnavailable
 from cachedfs.origins.request_slots import RequestSlots, speculative
 from tests.fakes import FakeOrigin

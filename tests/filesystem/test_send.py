@@ -8,10 +8,10 @@ import random
 import fsspec
 import pytest
 
-from cachedfs.common.kept_mtime import kept_mtime_ns
 from cachedfs.common.types import ANY_VERSION
 from cachedfs.errors import AccessDenied, ObjectChanged, ObjectExists, OriginUnavailable
 from cachedfs.origins import upload
+from cachedfs.origins.kept_mtime import kept_mtime_ns
 from cachedfs.sim import Fault
 from tests.support import KiB, forget, noise
 

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import warnings
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import fsspec
 import numpy as np
@@ -32,16 +32,12 @@ def forking():
 
 
 def run(context, target, *arguments, n=1):
-    """Run n processes in parallel; all must succeed. A child that hangs is killed."""
-    processes = [context.Process(target=target, args=arguments) for _ in range(n)]
+    """Run n processes in parallel; all must succeed, within ten minutes."""
+    processes = [context.Process(target=target, args=arguments, daemon=True) for _ in range(n)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(600)
-        if process.is_alive():
-            os.kill(process.pid, signal.SIGKILL)
-            process.join()
-            raise AssertionError("the child hangs")
     assert [process.exitcode for process in processes] == [0] * n
 
 
@@ -190,23 +186,16 @@ def test_a_worker_killed_during_a_fetch_blocks_no_other(cloud, fs, forking):
 # Threads.
 def test_many_threads_read_the_right_bytes_once(cloud, fs):
     objects = {cloud.path(f"{i}"): cloud.put(f"{i}", noise(MiB + i, i)) for i in range(10)}
-    paths, barrier, wrong = list(objects), threading.Barrier(50), []
+    paths, barrier = list(objects), threading.Barrier(50)
 
-    def read(i):
+    def is_right(i):
         path = paths[i % 10]
         barrier.wait()
         if i % 2:
             with fs.open(path) as file:
-                data = file.read()
-        else:
-            data = fs.cat_file(path)
-        if data != objects[path]:
-            wrong.append(i)
+                return file.read() == objects[path]
+        return fs.cat_file(path) == objects[path]
 
-    threads = [threading.Thread(target=read, args=(i,)) for i in range(50)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(50) as threads:
+        assert all(threads.map(is_right, range(50)))
     assert cloud.server.bytes_sent() <= 1.02 * sum(map(len, objects.values()))

@@ -16,12 +16,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 from cachedfs.common.types import Range
-from cachedfs.common.urls import filesystem_at, strip
+from cachedfs.common.urls import filesystem_at
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, OriginUnavailable
 from cachedfs.origins.fsspec_origin import FsspecOrigin
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, make_private
 from cachedfs.origins.origin_errors import translate
-from cachedfs.origins.registry import identity_of, open_origin
+from cachedfs.origins.registry import identity_of, open_origin, strip
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.origins.tokens import TokenSource
 from tests.origins.contract import CONCURRENCY, DATA, OriginContract, read

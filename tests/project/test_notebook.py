@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from cachedfs.common.text import shown
-from cachedfs.common.types import Stats
+from cachedfs.core.statistics import Stats
 from tests.support import MiB, noise
 
 CELLS = [

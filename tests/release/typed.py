@@ -5,7 +5,7 @@ from typing import IO, Any, assert_type
 
 import cachedfs
 from cachedfs import CachedFileSystem, CachedGCSFileSystem, ObjectNotFound
-from cachedfs.common.types import Stats
+from cachedfs.core.statistics import Stats
 from cachedfs.core.verify import Verified
 from cachedfs.datasets import FileDataset, Loader
 from cachedfs.filesystem.file import CachedFile

@@ -7,17 +7,23 @@ so a crash may count too much but never too little.
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from cachedfs.cache.index.schema import TableRows, blob_of, origin_of, text_of
+from cachedfs.cache.index.schema import LOAD_TOTALS, Totals, blob_of, origin_of, text_of
 from cachedfs.common.types import GOLDEN, MASK64, BlockKey, ObjectKey
 
 _BLOCK = "SELECT blocks.id, name, size, clock, stored_at, writer, is_pinned FROM blocks "
 
-_BELOW = """SELECT id FROM blocks WHERE origin = ? AND path = ?
-    UNION ALL SELECT id FROM blocks WHERE origin = ? AND path > ? AND path < ?"""
+_BELOW = """SELECT name FROM blocks WHERE origin = ? AND path = ?
+    UNION ALL SELECT name FROM blocks WHERE origin = ? AND path > ? AND path < ?"""
 _ADD = "INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_SUMS = """SELECT (SELECT count(*) FROM blocks),
+    (SELECT total(size) FROM blocks),
+    (SELECT total(size) FROM blocks WHERE is_pinned),
+    (SELECT total(size) FROM blocks WHERE id > ?),
+    (SELECT count(*) FROM metadata) + (SELECT count(*) FROM children), (SELECT count(*) FROM pins)"""
 
 
 class BlockRow(NamedTuple):
@@ -60,8 +66,36 @@ class CachedPath(NamedTuple):
     last_s: float | None
 
 
-class BlockRows(TableRows):
-    """SQL statements on blocks and pins. Those that change rows also change the totals."""
+class IndexRows:
+    """A connection to the index file `inode`, with the statements on blocks and pins.
+
+    Those that change rows need a write transaction, and also change the totals. `seen`: the state of the folder of the
+    file, or True, if the file was found to be the one at the path; None: check again.
+    """
+
+    totals: Totals  # set in transactions
+    inode = 0  # 0: it is closed, or must be
+    seen: object = None
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.sqlite = connection
+        self.run = connection.execute
+        self.run_many = connection.executemany
+
+    def limit_wal(self, pages: int) -> None:
+        """Limit the write-ahead log to about `pages` pages of 4 KiB."""
+        self.run(f"PRAGMA wal_autocheckpoint={pages}")
+        self.run(f"PRAGMA journal_size_limit={pages * 4096}")
+
+    def load_totals(self) -> Totals:
+        """Read the totals, outside of a write transaction."""
+        return Totals(*self.run(LOAD_TOTALS).fetchone())
+
+    def sums(self) -> dict[str, int]:
+        """Return the totals that can be computed from the rows."""
+        found = self.run(_SUMS, (self.totals.last_admitted,)).fetchone()
+        names = "blocks", "bytes", "pinned", "staged", "entries", "pins"
+        return dict(zip(names, map(int, found), strict=True))
 
     # Blocks
 
@@ -116,32 +150,23 @@ class BlockRows(TableRows):
         where = "WHERE blocks.id > ? AND blocks.id <= ? AND NOT is_pinned ORDER BY blocks.id LIMIT ?"
         return self._all(_BLOCK + where, (id, self.totals.last_admitted, limit))
 
-    def blocks_of(self, identity: str | None, path: str | None, *, after: int, limit: int) -> list[BlockRow]:
-        """Return up to `limit` blocks of a path and everything below it, of an origin, or of all origins.
-
-        Includes all versions of each object.
-        """
+    def names_of(self, identity: str | None, path: str | None) -> list[str]:
+        """Return the names of the blocks of a path and all below it, of an origin, or of all."""
         if identity is None:
-            return self.blocks_after(after, limit)
-        # "+" disables the index on origins, with which SQLite would sort all blocks of the origin for each batch.
-        where = "WHERE +origin = ? AND blocks.id > ?"
-        values: list[Any] = [origin_of(identity), after]
-        if path is not None:
-            # "0" is the character after "/": all paths below the folder are between the two.
-            where += " AND (path = ? OR (path > ? AND path < ?))"
-            values += [blob_of(path), blob_of(f"{path}/"), blob_of(f"{path}0")]
-            if not after:  # most evictions are small: look only at the matching blocks
-                where += f" AND blocks.id IN ({_BELOW})"
-                values += [values[0], values[2], values[0], *values[3:5]]
-        return self._all(f"{_BLOCK}{where} ORDER BY blocks.id LIMIT ?", (*values, limit))
+            found = self.run("SELECT name FROM blocks")
+        elif path is None:
+            found = self.run("SELECT name FROM blocks WHERE origin = ?", (origin_of(identity),))
+        else:
+            origin, (here, first, last) = origin_of(identity), _places_below(path)
+            found = self.run(_BELOW, (origin, here, origin, first, last))
+        return [name for (name,) in found]
 
     def paths_below(self, identity: str, path: str) -> list[str]:
         """Return the paths with cached blocks, sorted: `path` and everything below it; empty means the whole origin."""
-        statement = "SELECT DISTINCT path FROM blocks WHERE origin = ?"
-        values: list[Any] = [origin_of(identity)]
+        statement, values = "SELECT DISTINCT path FROM blocks WHERE origin = ?", [origin_of(identity)]
         if path:
             statement += " AND (path = ? OR (path > ? AND path < ?))"
-            values += [blob_of(path), blob_of(f"{path}/"), blob_of(f"{path}0")]
+            values += _places_below(path)
         return [text_of(found) for (found,) in self.run(f"{statement} ORDER BY path", values)]
 
     def cached_paths(self) -> list[CachedPath]:
@@ -187,3 +212,8 @@ class BlockRows(TableRows):
     def is_pinned(self, key: ObjectKey) -> bool:
         values = (origin_of(key.identity), blob_of(key.path))
         return self.run("SELECT 1 FROM pins WHERE origin = ? AND path = ?", values).fetchone() is not None
+
+
+def _places_below(path: str) -> list[Any]:
+    """Return a path, and the two between which all paths below it are: "0" is the character after "/"."""
+    return [blob_of(path), blob_of(f"{path}/"), blob_of(f"{path}0")]

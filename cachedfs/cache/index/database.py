@@ -30,7 +30,7 @@ from functools import partial, partialmethod
 from typing import TypeVar
 
 from cachedfs.cache import disk
-from cachedfs.cache.index.block_rows import BlockRows
+from cachedfs.cache.index.block_rows import IndexRows
 from cachedfs.cache.index.schema import LOAD_TOTALS, SAVE_TOTALS, SCHEMA, STORED, VERSION, Totals
 from cachedfs.cache.locks import ByteRangeLocks
 
@@ -58,32 +58,6 @@ _FORK_WAIT_S = 1.0
 _MOST_IDLE = 4
 _LOGS = "-wal", "-shm", "-journal"  # files that SQLite keeps beside the database
 _STATEMENTS = 128
-# A scan of all rows: for audits.
-_SUMS = """SELECT (SELECT count(*) FROM blocks),
-    (SELECT total(size) FROM blocks),
-    (SELECT total(size) FROM blocks WHERE is_pinned),
-    (SELECT total(size) FROM blocks WHERE id > ?),
-    (SELECT count(*) FROM metadata) + (SELECT count(*) FROM children), (SELECT count(*) FROM pins)"""
-
-
-class IndexRows(BlockRows):
-    """A connection to the index file `inode`, with all statements. Methods that change rows need `writing`."""
-
-    inode = 0  # 0: it is closed, or must be
-    # The state of its folder, or True, if the file was found to be the one at the path; None: check again.
-    seen: object = None
-
-    def limit_wal(self, pages: int) -> None:
-        """Limit the write-ahead log to about `pages` pages of 4 KiB."""
-        self.run(f"PRAGMA wal_autocheckpoint={pages}")
-        self.run(f"PRAGMA journal_size_limit={pages * 4096}")
-
-    def sums(self) -> dict[str, int]:
-        """Return the totals that can be computed from the rows."""
-        found = self.run(_SUMS, (self.totals.last_admitted,)).fetchone()
-        return dict(
-            zip(("blocks", "bytes", "pinned", "staged", "entries", "pins"), map(int, found), strict=True)
-        )
 
 
 class CacheIndex:
@@ -162,10 +136,7 @@ class CacheIndex:
             rows.seen = None
 
     def look(self) -> None:
-        """Do what is done once a second: look again, close surplus connections, and truncate an overgrown log.
-
-        Active readers may prevent the last.
-        """
+        """Once a second, look again, close surplus connections, and truncate an overgrown log."""
         self.look_again()
         if len(self._idle) > _MOST_IDLE:
             self._close_idle(_MOST_IDLE)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import sqlite3
 from operator import attrgetter, methodcaller
 
 VERSION = 7
@@ -83,21 +82,6 @@ CREATE TABLE quota (
 # of an object directly in a folder existed, where a listing may be older. removed_listings: their children go with later
 # writes. feed: the change feed that watches the row, or NULL. item_hash, folder_hash: hashes of the ids of the item and
 # of its folder. folders: paths of the folders that lead to watched items.
-
-
-class TableRows:
-    """A connection to the index, and the totals as of its transaction; base class of those with the SQL statements."""
-
-    totals: Totals  # set in transactions
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self.sqlite = connection
-        self.run = connection.execute
-        self.run_many = connection.executemany
-
-    def load_totals(self) -> Totals:
-        """Read the totals, outside of a write transaction."""
-        return Totals(*self.run(LOAD_TOTALS).fetchone())
 
 
 @functools.lru_cache(64)

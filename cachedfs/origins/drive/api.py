@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import Any
 from unicodedata import normalize as _normal
 
-from cachedfs.common.drive_links import NATIVE
 from cachedfs.common.types import Change, ObjectInfo
+from cachedfs.origins.drive_links import NATIVE
 from cachedfs.origins.origin_errors import object_of, size_of, well_formed
 from cachedfs.origins.retry import RetryableError, foreign
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from cachedfs.common.drive_links import canonical_path
 from cachedfs.errors import ObjectNotFound, RequestRejected
 from cachedfs.origins.drive import api
+from cachedfs.origins.drive_links import canonical_path
 
 MY_DRIVE, SHARED_WITH_ME = "My Drive", "Shared with me"
 ID = "id:"  # begins the paths of an item by its id

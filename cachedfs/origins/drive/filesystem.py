@@ -16,7 +16,6 @@ from fsspec.utils import stringify_path
 
 from cachedfs.common.atomic_files import filled
 from cachedfs.common.event_loop import side_by_side
-from cachedfs.common.spooled_file import SpooledFile, kept_locally, new_spool
 from cachedfs.common.types import ANY_VERSION, AnyVersion, ObjectInfo, Range
 from cachedfs.common.urls import is_pattern
 from cachedfs.config import FSSPEC_KEYWORDS
@@ -28,6 +27,7 @@ from cachedfs.origins.drive.drive_path import place_of, plain_path
 from cachedfs.origins.drive.options import DriveOptions, refuse_live
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.read import must_have_bytes
+from cachedfs.origins.spooled_file import SpooledFile, kept_locally, new_spool
 from cachedfs.origins.upload import UploadContent
 
 _INHERITED: list[DriveOrigin] = []  # of a parent process: what is closed here would be closed there

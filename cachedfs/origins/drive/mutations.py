@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
-from cachedfs.common.kept_mtime import rfc3339
 from cachedfs.common.types import ANY_VERSION, AnyVersion, ObjectInfo
 from cachedfs.common.urls import folder_of
 from cachedfs.errors import (
@@ -35,6 +34,7 @@ from cachedfs.origins.drive.drive_path import (
 )
 from cachedfs.origins.drive.paths import PathResolver
 from cachedfs.origins.drive.upload import Upload
+from cachedfs.origins.kept_mtime import rfc3339
 from cachedfs.origins.upload import UploadContent, check_version, version_conflict
 
 T = TypeVar("T")

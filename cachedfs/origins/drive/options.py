@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from cachedfs.common.drive_links import NATIVE
 from cachedfs.common.types import ObjectInfo
 from cachedfs.config import flag
 from cachedfs.origins.drive.api import GOOGLE
 from cachedfs.origins.drive.credentials import SIGN_IN
+from cachedfs.origins.drive_links import NATIVE
 
 _ALL = "*"
 _OFFICE = "application/vnd.openxmlformats-officedocument."

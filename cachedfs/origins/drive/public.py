@@ -19,13 +19,13 @@ from html.parser import HTMLParser
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from cachedfs.common.drive_links import NATIVE, canonical_path
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import AccessDenied, CachedFSError, NotDownloadable, ObjectNotFound
 from cachedfs.origins.base import content_range, http_date, number, range_header
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.connection import DriveConnection
 from cachedfs.origins.drive.failures import page_failure
+from cachedfs.origins.drive_links import NATIVE, canonical_path
 from cachedfs.origins.evidence import is_recent, unique_fingerprint
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.retry import RetryableError

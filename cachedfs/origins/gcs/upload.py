@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 from urllib.parse import quote
 
 from cachedfs.common.checksums import google_checksum
-from cachedfs.common.kept_mtime import mtime_metadata
 from cachedfs.common.types import AnyVersion, ObjectInfo
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound
 from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.connection import GCSConnection
 from cachedfs.origins.http_request import Answer, HTTPRequest
+from cachedfs.origins.kept_mtime import mtime_metadata
 from cachedfs.origins.origin_errors import denial, error_of, object_of, well_formed
 from cachedfs.origins.retry import RetryableError, foreign
 from cachedfs.origins.upload import (

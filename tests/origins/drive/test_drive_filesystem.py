@@ -20,7 +20,6 @@ import pytest
 from fsspec.asyn import sync
 from fsspec.callbacks import Callback
 
-from cachedfs.common import spooled_file
 from cachedfs.errors import (
     AccessDenied,
     IsAFolder,
@@ -29,7 +28,7 @@ from cachedfs.errors import (
     QuotaExceeded,
     SignInRefused,
 )
-from cachedfs.origins import upload
+from cachedfs.origins import spooled_file, upload
 from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.origins.upload import UploadContent
 from cachedfs.sim import Fault

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cachedfs.common.drive_links import canonical_path, is_bare_link, is_drive_link
-from cachedfs.common.urls import strip
+from cachedfs.origins.drive_links import canonical_path, is_bare_link, is_drive_link
+from cachedfs.origins.registry import strip
 
 ID = "1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbOw9yLeeLPNQ"
 KEY = "0-a8Xq1ZkPq2mC5hJ3wKfL0A"

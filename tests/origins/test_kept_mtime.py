@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.common.kept_mtime import kept_mtime_ns, mtime_metadata
+from cachedfs.origins.kept_mtime import kept_mtime_ns, mtime_metadata
 
 S = 10**9
 
