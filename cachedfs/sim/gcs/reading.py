@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -132,17 +131,12 @@ class GCSReading(Service):
         return stored
 
     def _get_metadata(self, call: Call, bucket: str, key: str) -> dict[str, Any]:
-        stored = self._find(bucket, key, call.query)
-        out = resource(stored, call.host)
-        if stored.key_sha256 and given_key(call.headers) != stored.key_sha256:
-            out = {name: value for name, value in out.items() if name not in ("md5Hash", "crc32c")}
-        return out
+        return resource(self._find(bucket, key, call.query), call.host)
 
     def _media(self, call: Call, bucket: str, key: str) -> Response:
         stored = self._find(bucket, key, call.query)
         if call.headers.get("if-match", xml_etag(stored)) != xml_etag(stored):
             raise Refusal(412, _UNMET)
-        check_key(stored, call.headers)
         return media_answer(stored, call)
 
 
@@ -155,32 +149,6 @@ def check(query: Mapping[str, str], stored: SimObject | None, *, reading: bool) 
             raise Refusal(412, _UNMET)
         if differ is not None and int(differ) == value:
             raise Refusal(304 if reading else 412, _UNMET)
-
-
-def given_key(headers: Mapping[str, str]) -> str | None:
-    """Return the SHA-256 of the customer-supplied encryption key of a request, None if it has none."""
-    key, given = headers.get("x-goog-encryption-key"), headers.get("x-goog-encryption-key-sha256")
-    if key is None:
-        return None
-    actual = base64.b64encode(hashlib.sha256(base64.b64decode(key)).digest()).decode()
-    if given is not None and given != actual:
-        raise Refusal(400, "Missing or incorrect SHA256 hash of the encryption key.")
-    return actual
-
-
-def check_key(stored: SimObject, headers: Mapping[str, str]) -> None:
-    """Raise Refusal unless the request has the encryption key of the object."""
-    given = given_key(headers)
-    if given == stored.key_sha256:
-        return
-    if stored.key_sha256 is None:
-        text, reason = "The target object is not encrypted by a customer-supplied key.", "Not"
-    elif given is None:
-        text, reason = "The target object is encrypted by a customer-supplied encryption key.", "Is"
-    else:
-        text = "The provided encryption key is incorrect."
-        raise Refusal(400, text, "customerEncryptionKeyIsIncorrect")
-    raise Refusal(400, text, f"resource{reason}EncryptedWithCustomerEncryptionKey")
 
 
 def _to_token(text: str) -> str:

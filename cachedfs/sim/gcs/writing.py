@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from cachedfs.sim.gcs.reading import TEXT, GCSReading, check, given_key
+from cachedfs.sim.gcs.reading import TEXT, GCSReading, check
 from cachedfs.sim.gcs.show import FIELDS, resource
 from cachedfs.sim.gcs.store import SimObject, checksums
 from cachedfs.sim.google import split_related, take_chunk
@@ -24,7 +24,6 @@ class GCSUpload:
     key: str
     fields: dict[str, Any]
     query: dict[str, str]  # includes the preconditions
-    key_sha256: str | None
     data: bytearray = field(default_factory=bytearray)
     result: SimObject | None = None
 
@@ -45,7 +44,7 @@ class GCSWriting(GCSReading):
         want = {k: v for k, v in upload.fields.items() if k in ("crc32c", "md5Hash") and v}
         if want and not want.items() <= checksums(data).items():
             raise Refusal(400, "Provided hash doesn't match calculated hash of the content.")
-        return self.store.put(upload.bucket, upload.key, data, fields, key_sha256=upload.key_sha256)
+        return self.store.put(upload.bucket, upload.key, data, fields)
 
     def _upload(self, upload: GCSUpload, data: bytes, call: Call) -> Response | dict[str, Any]:
         if call.query["uploadType"] != "resumable":
@@ -106,12 +105,9 @@ class GCSWriting(GCSReading):
         }
         query |= {"generation": call.query.get("sourceGeneration", "")}
         found = self._find(*source, query, reading=False)
-        if found.key_sha256 or given_key(call.headers):
-            raise Refusal(501, "The simulation copies no objects with customer-supplied keys.")
         given = call.json()
         fields = given if given.get("contentType") else {**found.fields, **given}
-        upload = GCSUpload(*target, fields, call.query, None)
-        return self._write(upload, found.content())
+        return self._write(GCSUpload(*target, fields, call.query), found.content())
 
 
 def begin(bucket: str, call: Call) -> tuple[GCSUpload, bytes]:
@@ -129,4 +125,4 @@ def begin(bucket: str, call: Call) -> tuple[GCSUpload, bytes]:
     if "contentEncoding" in query:
         fields["contentEncoding"] = query["contentEncoding"]
     key = fields.get("name") or query.get("name", "")
-    return GCSUpload(bucket, key, fields, query, given_key(headers)), data
+    return GCSUpload(bucket, key, fields, query), data
