@@ -6,9 +6,7 @@ import os
 import sys
 import uuid
 import weakref
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -18,22 +16,11 @@ from fsspec.registry import _registry
 from cachedfs.common.types import Range
 from cachedfs.common.urls import filesystem_at, strip
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, OriginUnavailable
-from cachedfs.origins.fsspec_origin import FsspecOrigin
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, make_private
 from cachedfs.origins.origin_errors import translate
 from cachedfs.origins.registry import identity_of, open_origin
-from cachedfs.origins.retry import RetryPolicy
-from cachedfs.origins.tokens import TokenSource
-from tests.origins.contract import CONCURRENCY, DATA, OriginContract, read
+from tests.origins.contract import DATA, OriginContract, read
 from tests.support import make_old
-
-
-def make_origin(protocol, **options):
-    origin = open_origin(
-        protocol, options, loop=asyncio.get_running_loop(), on_request=lambda: None, concurrency=CONCURRENCY
-    )
-    assert isinstance(origin, FsspecOrigin)
-    return origin
 
 
 class MemoryWorld:
@@ -80,10 +67,8 @@ class TestOverMemory(OriginContract):
         MemoryFileSystem().rm(world.root, recursive=True) if MemoryFileSystem().exists(world.root) else None
 
     @pytest.fixture
-    async def origin(self):
-        origin = make_origin("memory")
-        yield origin
-        await origin.aclose()
+    async def origin(self, opened):
+        return opened("memory")
 
 
 class TestOverLocalFiles(OriginContract):
@@ -95,10 +80,8 @@ class TestOverLocalFiles(OriginContract):
         return FilesWorld(tmp_path / "root")
 
     @pytest.fixture
-    async def origin(self):
-        origin = make_origin("file")
-        yield origin
-        await origin.aclose()
+    async def origin(self, opened):
+        return opened("file")
 
 
 # filesystems that misbehave
@@ -133,9 +116,13 @@ def strange(monkeypatch):
     return _Strange
 
 
-async def test_without_evidence_there_is_no_fingerprint_and_one_warning(strange, monkeypatch):
+@pytest.fixture
+async def origin(strange, opened):
+    return opened("strange")
+
+
+async def test_without_evidence_there_is_no_fingerprint_and_one_warning(origin, strange, monkeypatch):
     monkeypatch.setattr(strange, "evidence", lambda self, info: {"size": info["size"]})
-    origin = make_origin("strange")
     with pytest.warns(UserWarning, match="nothing of it can be cached safely"):
         known = await origin.lookup("/x")
     assert (await read(origin, "/x"))[0] == DATA  # a second warning would be an error
@@ -143,22 +130,14 @@ async def test_without_evidence_there_is_no_fingerprint_and_one_warning(strange,
     assert (data, info.fingerprint) == (DATA[3:5], None)
 
 
-async def test_an_object_of_unknown_size_can_be_read(strange, monkeypatch):
-    monkeypatch.setattr(strange, "evidence", lambda self, info: {"size": None, "etag": "x"})
-    origin = make_origin("strange")
-    with pytest.warns(UserWarning, match="strange:///x"):
-        data, info, start, stop = await read(origin, "/x", Range(3, 50_000))
-    assert (data, start, stop) == (DATA[3:], 3, len(DATA))
-    assert (info.size, info.fingerprint) == (len(DATA), None)
-
-
 @pytest.mark.parametrize("evidence", [{}, {"etag": "x"}])
-async def test_an_object_identified_by_its_bytes_is_read_until_it_changes(strange, monkeypatch, evidence):
+async def test_an_object_of_unknown_size_is_read_until_it_changes(origin, strange, monkeypatch, evidence):
     monkeypatch.setattr(strange, "evidence", lambda self, info: {"size": None, **evidence})
     monkeypatch.setattr(strange, "answer", lambda self, path, start, end: self.store[path].getvalue())
-    origin = make_origin("strange")
     with pytest.warns(UserWarning, match="strange:///x"):
-        _, pinned, _, _ = await read(origin, "/x")
+        data, pinned, start, stop = await read(origin, "/x", Range(3, 50_000))
+    assert (data, start, stop) == (DATA[3:], 3, len(DATA))
+    assert (pinned.size, pinned.fingerprint) == (len(DATA), None)
     assert (await read(origin, "/x", Range(3, 9), pinned))[0] == DATA[3:9]
     if evidence:
         evidence["etag"] = "y"
@@ -168,23 +147,19 @@ async def test_an_object_identified_by_its_bytes_is_read_until_it_changes(strang
         await read(origin, "/x", Range(3, 9), pinned)
 
 
-async def test_a_whole_body_instead_of_a_range_is_cut(strange, monkeypatch):
+async def test_a_whole_body_instead_of_a_range_is_cut_and_a_short_one_refused(origin, strange, monkeypatch):
     monkeypatch.setattr(strange, "answer", lambda self, path, start, end: DATA)
-    assert (await read(make_origin("strange"), "/x", Range(3, 50)))[0] == DATA[3:50]
-
-
-async def test_short_answers_are_never_returned(strange, monkeypatch):
+    assert (await read(origin, "/x", Range(3, 50)))[0] == DATA[3:50]
     monkeypatch.setattr(strange, "answer", lambda self, path, start, end: b"short")
     with pytest.raises(ObjectChanged, match="5 bytes came instead of 47"):
-        await read(make_origin("strange"), "/x", Range(3, 50))
+        await read(origin, "/x", Range(3, 50))
 
 
-async def test_an_error_of_a_filesystem_that_no_caller_made_is_ours(strange, monkeypatch):
+async def test_an_error_of_a_filesystem_that_no_caller_made_is_ours(origin, strange, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(strange, "evidence", lambda self, info: {"size": -5, "etag": "x"})
         with pytest.raises(CachedFSError, match=r"strange:///x: the origin failed.*a size of -5"):
-            await make_origin("strange").lookup("/x")
-    origin = make_origin("strange")
+            await origin.lookup("/x")
     pinned = await origin.lookup("/x")
 
     def broken(self, path, start, end):
@@ -199,7 +174,7 @@ async def test_an_error_of_a_filesystem_that_no_caller_made_is_ours(strange, mon
         await read(origin, "/x", Range(3, 9), pinned)
 
 
-async def test_a_replacement_during_a_read_is_read_again_once(strange, monkeypatch):
+async def test_a_replacement_during_a_read_is_read_again_once(origin, strange, monkeypatch):
     honest, new = strange.answer, DATA[::-1]
 
     def answer(self, path, start, end):
@@ -209,20 +184,18 @@ async def test_a_replacement_during_a_read_is_read_again_once(strange, monkeypat
         return bytes(data)
 
     monkeypatch.setattr(strange, "answer", answer)
-    assert (await read(make_origin("strange"), "/x"))[0] == new
+    assert (await read(origin, "/x"))[0] == new
     monkeypatch.setattr(strange, "answer", answer)
     strange().pipe_file("/x", DATA)
-    origin = make_origin("strange")
     pinned = await origin.lookup("/x")
     with pytest.raises(ObjectChanged):
         await read(origin, "/x", None, pinned)
 
 
-async def test_a_file_replaced_within_its_time_is_seen_at_the_next_lookup(strange, monkeypatch):
+async def test_a_file_replaced_within_its_time_is_seen_at_the_next_lookup(origin, strange, monkeypatch):
     now_s = 1767312000.5
     monkeypatch.setattr("cachedfs.origins.fsspec_origin.time.time", lambda: now_s)
     monkeypatch.setattr(strange, "evidence", lambda self, info: {"size": info["size"], "mtime": 1767312000})
-    origin = make_origin("strange")
     known = await origin.lookup("/x")
     assert (await read(origin, "/x", Range(3, 9), known))[0] == DATA[3:9]  # nothing tells of a change
     assert (await read(origin, "/x"))[1].fingerprint != known.fingerprint
@@ -231,22 +204,14 @@ async def test_a_file_replaced_within_its_time_is_seen_at_the_next_lookup(strang
     assert (await read(origin, "/x"))[1].fingerprint == old.fingerprint
 
 
-async def test_a_large_object_is_read_in_pieces_each_verified(strange, monkeypatch):
+async def test_a_large_object_is_read_in_pieces_each_verified(origin, strange, monkeypatch):
     monkeypatch.setattr("cachedfs.origins.fsspec_origin._PIECE", 1000)
-    origin = make_origin("strange")
     assert (await read(origin, "/x"))[0] == DATA
     async with origin.read("/x", None, None) as reply:
         assert await anext(reply.body) == DATA[:1000]
         strange().pipe_file("/x", DATA[::-1])
         with pytest.raises(ObjectChanged):
             await anext(reply.body)
-
-
-async def test_a_listing_is_not_stale_because_of_an_inner_cache():
-    origin = make_origin("file")
-    inner = await origin.filesystem()
-    inner.dircache["x"] = ["stale"]
-    assert "x" not in inner.dircache
 
 
 # making the filesystem
@@ -266,14 +231,16 @@ async def test_the_filesystem_is_created_at_the_first_call(monkeypatch):
     ("protocol", "package", "advice"),
     [("abfs", "adlfs", "adlfs"), ("s3", "s3fs", r"pip install .cachedfs\[s3\]")],
 )
-async def test_a_missing_package_is_an_import_error_that_names_it(monkeypatch, protocol, package, advice):
+async def test_a_missing_package_is_an_import_error_that_names_it(
+    monkeypatch, protocol, package, advice, opened
+):
     for name in (package, f"{package}.core"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(_registry, protocol, raising=False)  # imported by another test
     with pytest.raises(
         ImportError, match=rf"{protocol}:// needs {package}, which is not installed .*{advice}"
     ):
-        await make_origin(protocol).lookup("x")
+        await opened(protocol).lookup("x")
     with pytest.raises(ImportError, match=advice):
         strip("cachedfs", protocol, "b/k")
 
@@ -311,23 +278,18 @@ async def test_a_failed_creation_is_raised_by_all_callers_and_retried_later():
     assert (once.take(), once.take()) == (2, None)
 
 
-@pytest.mark.parametrize("kind", ["filesystem", "token"])
-async def test_an_error_of_a_shared_attempt_is_freed_with_its_callers(kind):
+async def test_an_error_of_a_shared_attempt_is_freed_with_its_callers():
     class Failure(Exception):
         pass
 
-    def fail():
+    async def fail():
         raise Failure
 
-    credentials = SimpleNamespace(token=None, expiry=None)
-    attempt = {
-        "filesystem": AsyncOnce(partial(asyncio.to_thread, fail)).get,
-        "token": TokenSource(lambda: credentials, fail, RetryPolicy()).headers,
-    }[kind]
+    once = AsyncOnce(fail)
 
     async def failed():
         try:
-            await attempt()
+            await once.get()
         except Failure as error:
             return weakref.ref(error)
 

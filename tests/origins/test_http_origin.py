@@ -1,6 +1,5 @@
 """A web server as an origin: the contract, servers that answer in other ways, and the options of fsspec."""
 
-import asyncio
 import functools
 import gzip
 import itertools
@@ -19,10 +18,8 @@ from cachedfs.errors import (
     RequestRejected,
 )
 from cachedfs.origins.http_answers import answer_of, compared
-from cachedfs.origins.http_origin import HTTPOrigin
-from cachedfs.origins.registry import open_origin
 from cachedfs.origins.retry import RetryPolicy
-from tests.origins.contract import CONCURRENCY, DATA, OriginContract, names, read
+from tests.origins.contract import DATA, OriginContract, names, read
 from tests.web_world import OLD_S, WebWorld
 
 OLD = formatdate(OLD_S, usegmt=True)
@@ -36,22 +33,9 @@ def world():
 
 
 @pytest.fixture
-async def origin(world, monkeypatch):
+async def origin(opened):
     """An origin that repeats no request after a failure."""
-    monkeypatch.setattr(
-        "cachedfs.origins.fsspec_origin.RetryPolicy", functools.partial(RetryPolicy, tries=1, base_s=0.0)
-    )
-    origin = make_origin()
-    yield origin
-    await origin.aclose()
-
-
-def make_origin(**options):
-    origin = open_origin(
-        "http", options, loop=asyncio.get_running_loop(), on_request=lambda: None, concurrency=CONCURRENCY
-    )
-    assert isinstance(origin, HTTPOrigin)
-    return origin
+    return opened("http", RetryPolicy(tries=1))
 
 
 class TestWebServer(OriginContract):
@@ -166,11 +150,8 @@ async def test_a_shorter_answer_is_continued_at_once(origin, world):
     assert world.ranges() == ["bytes=500-3199", "bytes=1500-3199", "bytes=2500-3199"]
 
 
-async def test_a_broken_body_is_resumed_in_the_same_version(world, monkeypatch):
-    monkeypatch.setattr(
-        "cachedfs.origins.fsspec_origin.RetryPolicy", functools.partial(RetryPolicy, base_s=0.0)
-    )
-    path, origin = world.put("x", DATA), make_origin()
+async def test_a_broken_body_is_resumed_in_the_same_version(world, opened):
+    path, origin = world.put("x", DATA), opened("http", RetryPolicy(base_s=0.0))
     n_cut, n_replaced = 1, 0
 
     def cut(answer):
@@ -188,7 +169,6 @@ async def test_a_broken_body_is_resumed_in_the_same_version(world, monkeypatch):
     n_cut = n_replaced = 1
     with pytest.raises(ObjectChanged, match=r"root/x.*replaced while it was read"):
         await read(origin, path)
-    await origin.aclose()
 
 
 @pytest.mark.parametrize("range_", ["bytes 100-99/10240", "bytes 0-9/5", "pages 1-2/3"])
@@ -232,15 +212,14 @@ async def test_an_answer_without_content_is_an_empty_object(origin, world):
     assert (await origin.lookup(path)).size == 0
 
 
-async def test_an_encoding_that_needs_a_package_is_an_error_that_names_it(world, monkeypatch):
+async def test_an_encoding_that_needs_a_package_is_an_error_that_names_it(world, monkeypatch, opened):
     """A second try, after a wait, would not help."""
     monkeypatch.setattr("aiohttp.http_parser.HAS_BROTLI", False)
-    path, origin = world.put("x", DATA), make_origin()
+    path, origin = world.put("x", DATA), opened("http")
     world.change = lambda answer: answer.headers.update({"Content-Encoding": "br"})
     with pytest.raises(OriginUnavailable, match=r"after 1 try.*Can not decode .*brotli.*Install Brotli"):
         await read(origin, path)
     assert len(world.log) == 1
-    await origin.aclose()
 
 
 # Versions
@@ -441,7 +420,7 @@ async def test_redirects_lead_to_other_hosts(origin, world):
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
-async def test_credentials_of_the_session_stay_with_the_host(world):
+async def test_credentials_of_the_session_stay_with_the_host(world, opened):
     other = WebWorld()
     other.put("x", DATA)
 
@@ -450,7 +429,7 @@ async def test_credentials_of_the_session_stay_with_the_host(world):
         answer.headers["Location"] = f"{other.root}/x"
 
     path, world.change = world.put("x", DATA), redirect
-    origin = make_origin(client_kwargs={"auth": aiohttp.BasicAuth("me", "pw"), "cookies": {"c": "2"}})
+    origin = opened("http", client_kwargs={"auth": aiohttp.BasicAuth("me", "pw"), "cookies": {"c": "2"}})
     try:
         assert (await read(origin, path))[0] == DATA
         sent = [[each["Authorization"], each["Cookie"]] for each in (world.asked[0], other.asked[0])]
@@ -465,9 +444,10 @@ async def test_credentials_of_the_session_stay_with_the_host(world):
 
 # Options
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # by aiohttp, not yet by its users
-async def test_the_options_of_fsspec_are_sent(world):
+async def test_the_options_of_fsspec_are_sent(world, opened):
     path = world.put("x", DATA)
-    origin = make_origin(
+    origin = opened(
+        "http",
         headers={"X-One": "1"},
         cookies={"c": "2"},
         params={"p": "3"},
@@ -485,17 +465,16 @@ async def test_the_options_of_fsspec_are_sent(world):
         assert sent["Authorization"] == aiohttp.BasicAuth("me", "pw").encode()
         assert sent["Accept-Encoding"] == "identity"
     assert {path for _, path, _ in world.log} == {"/root/x?p=3"}
-    await origin.aclose()
 
 
-async def test_a_proxy_and_the_way_to_make_a_session_are_options(world):
+async def test_a_proxy_and_the_way_to_make_a_session_are_options(world, opened):
     path, made = world.put("x", DATA), []
 
     async def get_client(**options):
         made.append(aiohttp.ClientSession(**options))
         return made[-1]
 
-    origin = make_origin(get_client=get_client, proxy=world.url)
+    origin = opened("http", get_client=get_client, proxy=world.url)
     with pytest.raises(ObjectNotFound):
         await origin.lookup(path.replace(world.url, "http://elsewhere.example"))
     assert world.log[0][1] == "http://elsewhere.example/root/x"
@@ -504,10 +483,10 @@ async def test_a_proxy_and_the_way_to_make_a_session_are_options(world):
     assert made[0].closed
 
 
-async def test_a_connector_of_the_user_stays_open(world):
+async def test_a_connector_of_the_user_stays_open(world, opened):
     path, connector = world.put("x", DATA), aiohttp.TCPConnector()
     for _ in range(2):
-        origin = make_origin(client_kwargs={"connector": connector})
+        origin = opened("http", client_kwargs={"connector": connector})
         await origin.call("pipe_file", path, DATA)  # in a session of fsspec's
         await origin.lookup(path)
         await origin.aclose()
@@ -515,22 +494,20 @@ async def test_a_connector_of_the_user_stays_open(world):
     await connector.close()
 
 
-async def test_an_encoded_url_is_sent_as_it_is(world):
-    origin = make_origin(encoded=True)
+async def test_an_encoded_url_is_sent_as_it_is(world, opened):
+    origin = opened("http", encoded=True)
     with pytest.raises(ObjectNotFound):
         await origin.lookup(f"{world.root}/a%2Fb?x=%2F")
     assert world.log[0][1] == "/root/a%2Fb?x=%2F"
-    await origin.aclose()
 
 
 @pytest.mark.filterwarnings("ignore:.*does not say when an object has changed")
-async def test_a_user_may_ask_for_compression(world):
+async def test_a_user_may_ask_for_compression(world, opened):
     path = world.put("x", DATA)
     world.change = lambda answer: answer.encoded() if "gzip" in answer.request["Accept-Encoding"] else None
-    origin = make_origin(client_kwargs={"headers": {"accept-encoding": "gzip"}})
+    origin = opened("http", client_kwargs={"headers": {"accept-encoding": "gzip"}})
     assert (await read(origin, path, Range(3, 9)))[0] == DATA[3:9]
     assert world.asked[0].get_all("Accept-Encoding") == ["gzip"]
-    await origin.aclose()
 
 
 @pytest.mark.parametrize(
@@ -538,19 +515,18 @@ async def test_a_user_may_ask_for_compression(world):
     [{"auto_decompress": False}, {"client_kwargs": {"auto_decompress": False}}],
     ids=["request", "session"],
 )
-async def test_a_user_may_ask_for_the_stored_bytes(world, options):
+async def test_a_user_may_ask_for_the_stored_bytes(world, options, opened):
     path = world.put("x", DATA)
     world.change = lambda answer: answer.encoded()
-    origin, stored = make_origin(**options), gzip.compress(DATA, mtime=0)
+    origin, stored = opened("http", **options), gzip.compress(DATA, mtime=0)
     data, info, _, _ = await read(origin, path, Range(3, 9))
     assert (data, info.size) == (stored[3:9], len(stored))
     assert info.fingerprint
     assert (await read(origin, path, None, info))[0] == stored
-    await origin.aclose()
 
 
-async def test_raise_for_status_changes_no_error(world):
-    origin = make_origin(raise_for_status=True)
+async def test_raise_for_status_changes_no_error(world, opened):
+    origin = opened("http", raise_for_status=True)
     with pytest.raises(ObjectNotFound, match="root/x"):
         await origin.lookup(f"{world.root}/x")
     await origin.aclose()

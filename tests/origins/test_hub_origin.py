@@ -1,8 +1,5 @@
 """The Hugging Face Hub as an origin: the contract, commits, requests, errors, and reads through the cache."""
 
-import asyncio
-import functools
-
 import fsspec
 import pytest
 
@@ -16,11 +13,11 @@ from cachedfs.errors import (
     OriginUnavailable,
     RequestRejected,
 )
-from cachedfs.origins.hub_origin import HubOrigin, HubPath
-from cachedfs.origins.registry import identity_of, open_origin
+from cachedfs.origins.hub_origin import HubPath
+from cachedfs.origins.registry import identity_of
 from cachedfs.origins.retry import RetryPolicy
 from tests.hub_world import HubWorld
-from tests.origins.contract import CONCURRENCY, DATA, OriginContract, names, read
+from tests.origins.contract import DATA, OriginContract, names, read
 from tests.support import forget
 
 pytest.importorskip("huggingface_hub")
@@ -41,16 +38,9 @@ def configured(world, monkeypatch):
 
 
 @pytest.fixture
-async def origin(configured, monkeypatch):
+async def origin(configured, opened):
     """An origin that repeats no request after a failure."""
-    monkeypatch.setattr(
-        "cachedfs.origins.fsspec_origin.RetryPolicy", functools.partial(RetryPolicy, tries=1, base_s=0.0)
-    )
-    loop = asyncio.get_running_loop()
-    origin = open_origin("hf", {}, loop=loop, on_request=lambda: None, concurrency=CONCURRENCY)
-    assert isinstance(origin, HubOrigin)
-    yield origin
-    await origin.aclose()
+    return opened("hf", RetryPolicy(tries=1))
 
 
 class TestHub(OriginContract):

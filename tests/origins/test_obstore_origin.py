@@ -1,6 +1,5 @@
 """An obstore store as an origin: the contract over memory, local files, and the simulated S3; identities."""
 
-import asyncio
 import datetime
 import time
 
@@ -9,24 +8,10 @@ import pytest
 from cachedfs.errors import AccessDenied, ObjectChanged, ObjectNotFound, OriginUnavailable
 from cachedfs.origins.obstore_origin import ObstoreOrigin, identity_of_store, root_of_store
 from cachedfs.origins.origin_errors import translate
-from cachedfs.origins.registry import open_origin
-from tests.origins.contract import CONCURRENCY, DATA, OriginContract
+from tests.origins.contract import DATA, OriginContract
 from tests.support import make_old
 
 stores = pytest.importorskip("obstore.store")
-
-
-def make_origin(store):
-    options = {"store": store, "identity": identity_of_store(store, None)}
-    origin = open_origin(
-        "obstore",
-        options,
-        loop=asyncio.get_running_loop(),
-        on_request=lambda: None,
-        concurrency=CONCURRENCY,
-    )
-    assert isinstance(origin, ObstoreOrigin)
-    return origin
 
 
 class StoreWorld:
@@ -47,8 +32,8 @@ class ObstoreContract(OriginContract):
     folder_read = ObjectNotFound
 
     @pytest.fixture
-    async def origin(self, world):
-        return make_origin(world.store)
+    async def origin(self, world, opened):
+        return opened("obstore", store=world.store, identity="")
 
     async def test_writes_are_seen_at_once(self, origin, path):
         with pytest.raises(NotImplementedError, match="no pipe_file: use the store itself"):
@@ -163,16 +148,17 @@ def test_the_root_is_bucket_and_prefix(store, root):
 
 
 # Odd answers.
-async def test_a_path_outside_of_the_store_is_not_found():
+async def test_a_path_outside_of_the_store_is_not_found(opened):
     with pytest.raises(ObjectNotFound, match="outside of the store"):
-        await make_origin(s3(prefix="p")).lookup("b/q/x")
+        await opened("obstore", store=s3(prefix="p"), identity="").lookup("b/q/x")
 
 
-async def test_a_local_file_that_changes_while_it_is_read_is_object_changed(tmp_path, monkeypatch):
+async def test_a_local_file_that_changes_while_it_is_read_is_object_changed(opened, tmp_path, monkeypatch):
     monkeypatch.setattr("cachedfs.origins.obstore_origin._PIECE", 1000)
     world = StoreWorld(stores.LocalStore(tmp_path))
     world.put("x", DATA)
-    async with make_origin(world.store).read(f"{world.root}/x", None, None) as reply:
+    origin = opened("obstore", store=world.store, identity="")
+    async with origin.read(f"{world.root}/x", None, None) as reply:
         (tmp_path / "root" / "x").write_bytes(DATA[::-1] + b"x")
         with pytest.raises(ObjectChanged, match="it was time"):
             async for _ in reply.body:

@@ -1,15 +1,14 @@
 """The generic origin over S3: the contract, conditional reads, requests and errors."""
 
-import asyncio
+from functools import partial
 
 import fsspec.config
 import pytest
 
 from cachedfs.common.types import Range
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, OriginUnavailable, OriginUnreachable
-from cachedfs.origins.registry import open_origin
 from cachedfs.sim import Fault
-from tests.origins.contract import CONCURRENCY, DATA, OriginContract, read
+from tests.origins.contract import DATA, OriginContract, read
 
 
 class Bucket:
@@ -31,26 +30,9 @@ def world(s3):
 
 
 @pytest.fixture
-async def make(s3):
-    """Return a function that creates origins; they are closed at the end."""
-    made = []
-
-    def make_origin(**options):
-        options = {**s3.options["s3"], **options}
-        made.append(
-            open_origin(
-                "s3",
-                options,
-                loop=asyncio.get_running_loop(),
-                on_request=lambda: None,
-                concurrency=CONCURRENCY,
-            )
-        )
-        return made[-1]
-
-    yield make_origin
-    for origin in made:
-        await origin.aclose()
+def make(s3, opened):
+    """Return a function that opens origins with these options."""
+    return partial(opened, "s3", **s3.options["s3"])
 
 
 @pytest.fixture
