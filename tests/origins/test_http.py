@@ -18,7 +18,7 @@ from yarl import URL
 from cachedfs.errors import OriginUnavailable, OriginUnreachable
 from cachedfs.origins import http
 from cachedfs.origins.base import has_stale_answer
-from cachedfs.origins.http import HTTPClient, is_on_time, new_connector
+from cachedfs.origins.http import HTTPClient, new_connector
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.request_slots import RequestSlots
 from cachedfs.origins.retry import RetryableError, RetryPolicy
@@ -223,7 +223,10 @@ async def test_a_caller_with_a_stale_answer_waits_less_long_for_a_connection(is_
     [(0.1, True), (2.0, True), (2.5, False), (19.9, False), (20.5, True), (21.5, False)],
 )
 def test_a_timeout_that_fires_late_says_that_the_process_was_blocked(waited_s, expected):
-    assert is_on_time(aiohttp.ClientTimeout(connect=20.0, sock_connect=2.0), waited_s) is expected
+    timeout = aiohttp.ClientTimeout(connect=20.0, sock_connect=2.0)
+    with pytest.raises(RetryableError) as failed:
+        http.raise_retryable(aiohttp.ConnectionTimeoutError(), timeout, waited_s)
+    assert failed.value.is_unreachable is expected
 
 
 async def test_a_token_that_comes_late_is_kept_for_the_next_request():

@@ -8,7 +8,7 @@ from email.utils import formatdate
 import aiohttp
 import pytest
 
-from cachedfs.common.types import ObjectInfo, Range, Suffix
+from cachedfs.common.types import Range, Suffix
 from cachedfs.errors import (
     AccessDenied,
     CachedFSError,
@@ -343,16 +343,6 @@ async def test_an_object_replaced_within_its_time_is_changed(origin, world):
     assert (await origin.lookup(path)).fingerprint == 'etag:"b"-10240'
 
 
-async def test_marks_of_unreliable_etags_are_bounded(origin, world, monkeypatch):
-    monkeypatch.setattr("cachedfs.origins.http_origin._MOST_MARKED", 1)
-    x, y = (ObjectInfo(world.put(name, DATA)) for name in "xy")
-    with pytest.warns(UserWarning, match=UNRELIABLE):
-        origin.mark_etag_unreliable(x)
-    origin.mark_etag_unreliable(y)
-    assert (await origin.lookup(x.path)).fingerprint
-    assert (await origin.lookup(y.path)).fingerprint is None
-
-
 async def test_without_evidence_there_is_one_warning_and_the_size_is_compared(origin, world):
     def nothing(answer):
         for name in ("ETag", "Last-Modified"):
@@ -398,48 +388,42 @@ async def test_a_server_that_never_has_a_range_is_an_error(origin, world):
 
 
 # Redirects
-async def test_redirects_lead_to_other_hosts(origin, world):
-    other = WebWorld()
-    other.put("there", DATA)
-
-    def redirect(answer):
-        answer.status, answer.body = 302, b""
-        answer.headers["Location"] = f"{other.root}/there?sig=SECRET"
-
-    path, world.change = world.put("x", b"not this"), redirect
-    try:
-        data, info, _, _ = await read(origin, path, Range(3, 9))
-        assert (data, info.path, info.size) == (DATA[3:9], path, len(DATA))
-        assert info.details["url"].startswith(f"{other.root}/there")
-        assert "SECRET" not in info.details["url"]
-        other.delete("there")
-        with pytest.raises(ObjectNotFound, match="root/x"):
-            await read(origin, path)
-    finally:
-        other.close()
-
-
-@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
-async def test_credentials_of_the_session_stay_with_the_host(world, opened):
+@pytest.fixture
+def other(world):
+    """Another server, to which the first one redirects."""
     other = WebWorld()
     other.put("x", DATA)
 
     def redirect(answer):
         answer.status, answer.body = 302, b""
-        answer.headers["Location"] = f"{other.root}/x"
+        answer.headers["Location"] = f"{other.root}/x?sig=SECRET"
 
-    path, world.change = world.put("x", DATA), redirect
+    world.put("x", b"not this")
+    world.change = redirect
+    yield other
+    other.close()
+
+
+async def test_redirects_lead_to_other_hosts(origin, world, other):
+    path = f"{world.root}/x"
+    data, info, _, _ = await read(origin, path, Range(3, 9))
+    assert (data, info.path, info.size) == (DATA[3:9], path, len(DATA))
+    assert info.details["url"].startswith(f"{other.root}/x")
+    assert "SECRET" not in info.details["url"]
+    other.delete("x")
+    with pytest.raises(ObjectNotFound, match="root/x"):
+        await read(origin, path)
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+async def test_credentials_of_the_session_stay_with_the_host(world, other, opened):
     origin = opened("http", client_kwargs={"auth": aiohttp.BasicAuth("me", "pw"), "cookies": {"c": "2"}})
-    try:
-        assert (await read(origin, path))[0] == DATA
-        sent = [[each["Authorization"], each["Cookie"]] for each in (world.asked[0], other.asked[0])]
-        assert sent == [[aiohttp.BasicAuth("me", "pw").encode(), "c=2"], [None, None]]
-        signed_in = path.replace("//", "//you:pw2@")  # the user of a URL comes first, as in a session
-        await read(origin, signed_in)
-        assert world.asked[1]["Authorization"] == aiohttp.BasicAuth("you", "pw2").encode()
-    finally:
-        await origin.aclose()
-        other.close()
+    path = f"{world.root}/x"
+    assert (await read(origin, path))[0] == DATA
+    sent = [[each["Authorization"], each["Cookie"]] for each in (world.asked[0], other.asked[0])]
+    assert sent == [[aiohttp.BasicAuth("me", "pw").encode(), "c=2"], [None, None]]
+    await read(origin, path.replace("//", "//you:pw2@"))  # the user of a URL comes first, as in a session
+    assert world.asked[1]["Authorization"] == aiohttp.BasicAuth("you", "pw2").encode()
 
 
 # Options
@@ -494,8 +478,8 @@ async def test_a_connector_of_the_user_stays_open(world, opened):
     await connector.close()
 
 
-async def test_an_encoded_url_is_sent_as_it_is(world, opened):
-    origin = opened("http", encoded=True)
+async def test_an_encoded_url_is_sent_as_it_is_and_the_error_is_ours(world, opened):
+    origin = opened("http", encoded=True, raise_for_status=True)
     with pytest.raises(ObjectNotFound):
         await origin.lookup(f"{world.root}/a%2Fb?x=%2F")
     assert world.log[0][1] == "/root/a%2Fb?x=%2F"
@@ -523,10 +507,3 @@ async def test_a_user_may_ask_for_the_stored_bytes(world, options, opened):
     assert (data, info.size) == (stored[3:9], len(stored))
     assert info.fingerprint
     assert (await read(origin, path, None, info))[0] == stored
-
-
-async def test_raise_for_status_changes_no_error(world, opened):
-    origin = opened("http", raise_for_status=True)
-    with pytest.raises(ObjectNotFound, match="root/x"):
-        await origin.lookup(f"{world.root}/x")
-    await origin.aclose()

@@ -198,22 +198,6 @@ def test_files_are_read_from_the_hub_once(hub):
         assert hub.counts() == sent
 
 
-def test_listed_files_are_read_without_a_further_lookup(hub):
-    fs, folder = fsspec.url_to_fs(f"cachedfs::hf://{hub.root}/train")
-    assert fs.find(folder) == [f"{hub.root}/train/{i}.bin" for i in range(2)]
-    assert hub.counts() == {"api": 2}
-    assert len(fs.cat(fs.find(folder))) == 2
-    assert hub.counts() == {"bytes": 2, "resolve": 2}
-
-
-def test_an_open_file_stays_at_its_commit(hub):
-    url = f"cachedfs::hf://{hub.root}/train/0.bin"
-    with fsspec.open(url, cachedfs={"block_size": "64KiB"}) as file:
-        start = file.read(10)
-        hub.put("train/0.bin", b"x" * 11_000)
-        assert start + file.read() == b"train/0.bin" * 1000
-
-
 def test_a_dataset_is_loaded_from_the_hub(hub, tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr("datasets.config.HF_ENDPOINT", hub.endpoint)  # which it passes on

@@ -5,9 +5,8 @@ import time
 
 import pytest
 
-from cachedfs.errors import AccessDenied, ObjectChanged, ObjectNotFound, OriginUnavailable
+from cachedfs.errors import ObjectChanged, ObjectNotFound
 from cachedfs.origins.obstore_origin import ObstoreOrigin, identity_of_store, root_of_store
-from cachedfs.origins.origin_errors import translate
 from tests.origins.contract import DATA, OriginContract
 from tests.support import make_old
 
@@ -187,12 +186,3 @@ class Meta(dict):
 def test_only_evidence_of_a_version_is_a_fingerprint(values, expected):
     origin = ObstoreOrigin({"store": stores.MemoryStore()}, identity="", on_request=lambda: None)
     assert origin._described(Meta(**values), time.time()).fingerprint == expected
-
-
-def test_errors_of_obstore_become_ours():
-    errors = pytest.importorskip("obstore.exceptions")
-    for kind in (errors.PermissionDeniedError, errors.UnauthenticatedError):
-        assert isinstance(translate(kind("x"), "u", "d"), AccessDenied)
-    ours = translate(errors.GenericError('Generic S3 error\n\nDebug source:\nGeneric {"x"}'), "u", "d")
-    assert isinstance(ours, OriginUnavailable)
-    assert "Debug" not in str(ours)

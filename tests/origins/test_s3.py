@@ -74,16 +74,6 @@ async def test_bytes_of_another_etag_are_never_returned(origin, server, world):
             await read(origin, pinned.path, want, pinned)
 
 
-async def test_an_object_replaced_between_the_pieces_of_a_read_is_object_changed(origin, world, monkeypatch):
-    monkeypatch.setattr("cachedfs.origins.fsspec_origin._PIECE", 1000)
-    world.put("k", DATA)
-    async with origin.read(f"{world.root}/k", None, None) as reply:
-        assert await anext(reply.body) == DATA[:1000]
-        world.put("k", DATA[::-1])
-        with pytest.raises(ObjectChanged):
-            await anext(reply.body)
-
-
 async def test_an_object_replaced_between_lookup_and_read_is_read_as_it_is_now(origin, world, monkeypatch):
     world.put("k", DATA)
     lookup = origin.lookup
