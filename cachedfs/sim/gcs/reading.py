@@ -120,14 +120,14 @@ class GCSReading(Service):
         return page, [stored for stored in found if stored]
 
     # Objects
-    def _find(self, bucket: str, key: str, query: Mapping[str, str], *, reading: bool = True) -> SimObject:
+    def _find(self, bucket: str, key: str, query: Mapping[str, str]) -> SimObject:
         """Return the object of a request. Raises Refusal if it is missing or a precondition fails."""
         self._need_bucket(bucket)
         stored = self.store.get(bucket, key)
         wanted = query.get("generation")
         if stored is None or (wanted and wanted != str(stored.generation)):
             raise Refusal(404, f"No such object: {bucket}/{key}")
-        check(query, stored, reading=reading)
+        check(query, stored)
         return stored
 
     def _get_metadata(self, call: Call, bucket: str, key: str) -> dict[str, Any]:
@@ -140,15 +140,13 @@ class GCSReading(Service):
         return media_answer(stored, call)
 
 
-def check(query: Mapping[str, str], stored: SimObject | None, *, reading: bool) -> None:
-    """Raise Refusal unless all preconditions hold for the live object; a missing object has generation 0."""
-    generation, metageneration = (stored.generation, stored.metageneration) if stored else (0, 0)
-    for name, value in (("Generation", generation), ("Metageneration", metageneration)):
-        match, differ = query.get(f"if{name}Match"), query.get(f"if{name}NotMatch")
-        if match is not None and int(match) != value:
-            raise Refusal(412, _UNMET)
-        if differ is not None and int(differ) == value:
-            raise Refusal(304 if reading else 412, _UNMET)
+def check(query: Mapping[str, str], stored: SimObject | None) -> None:
+    """Raise Refusal unless the precondition holds for the live object; a missing object has generation 0."""
+    if unknown := [name for name in query if name.startswith("if") and name != "ifGenerationMatch"]:
+        raise Refusal(501, f"The simulation has no {unknown[0]}.")
+    generation = stored.generation if stored else 0
+    if int(query.get("ifGenerationMatch", generation)) != generation:
+        raise Refusal(412, _UNMET)
 
 
 def _to_token(text: str) -> str:

@@ -39,7 +39,7 @@ class GCSWriting(GCSReading):
         self._need_bucket(upload.bucket)
         if not upload.key or len(upload.key.encode()) > 1024:
             raise Refusal(400, "Required: an object name of 1 to 1024 bytes.", "required")
-        check(upload.query, self.store.get(upload.bucket, upload.key), reading=False)
+        check(upload.query, self.store.get(upload.bucket, upload.key))
         fields = {k: v for k, v in upload.fields.items() if k in FIELDS or k == "metadata"}
         want = {k: v for k, v in upload.fields.items() if k in ("crc32c", "md5Hash") and v}
         if want and not want.items() <= checksums(data).items():
@@ -51,7 +51,7 @@ class GCSWriting(GCSReading):
             return resource(self._write(upload, data), call.host)
         bucket, key = upload.bucket, upload.key
         self._need_bucket(bucket)
-        check(upload.query, self.store.get(bucket, key), reading=False)
+        check(upload.query, self.store.get(bucket, key))
         upload_id = uuid.uuid4().hex
         self.uploads[upload_id] = upload
         path = f"/upload/storage/v1/b/{quote(bucket)}/o?uploadType=resumable&name={quote(key, '')}"
@@ -75,7 +75,7 @@ class GCSWriting(GCSReading):
         return Response(308, headers)
 
     def _patch(self, call: Call, bucket: str, key: str) -> dict[str, Any]:
-        stored = self._find(bucket, key, call.query, reading=False)
+        stored = self._find(bucket, key, call.query)
         given = {k: v for k, v in call.json().items() if k in FIELDS or k == "metadata"}
         if given.get("metadata"):
             merged = {**stored.fields.get("metadata", {}), **given["metadata"]}
@@ -84,7 +84,7 @@ class GCSWriting(GCSReading):
         return resource(self.store.update(stored, fields), call.host)
 
     def _delete(self, call: Call, bucket: str, key: str) -> Response:
-        self._find(bucket, key, call.query, reading=False)
+        self._find(bucket, key, call.query)
         self.store.remove(bucket, key)
         return Response(204)
 
@@ -99,12 +99,7 @@ class GCSWriting(GCSReading):
         return {**done, "totalBytesRewritten": str(made.size), "objectSize": str(made.size)}
 
     def _copy(self, call: Call, source: tuple[str, str], target: tuple[str, str]) -> SimObject:
-        # The preconditions on the source begin with ifSource in place of if.
-        query = {
-            name.replace("ifSource", "if"): value for name, value in call.query.items() if "ifSource" in name
-        }
-        query |= {"generation": call.query.get("sourceGeneration", "")}
-        found = self._find(*source, query, reading=False)
+        found = self._find(*source, {"generation": call.query.get("sourceGeneration", "")})
         given = call.json()
         fields = given if given.get("contentType") else {**found.fields, **given}
         return self._write(GCSUpload(*target, fields, call.query), found.content())
