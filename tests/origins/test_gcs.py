@@ -24,7 +24,6 @@ import google.auth.exceptions
 import google.auth.identity_pool
 import google.oauth2.credentials
 import pytest
-from gcsfs.credentials import GoogleCredentials
 from google.auth.credentials import AnonymousCredentials
 
 from cachedfs.common import checksums
@@ -40,10 +39,11 @@ from cachedfs.errors import (
 )
 from cachedfs.origins.base import has_stale_answer
 from cachedfs.origins.gcs import api
-from cachedfs.origins.gcs.auth import make_gcsfs, tokens_of
+from cachedfs.origins.gcs.auth import make_gcsfs
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.request_slots import speculative
 from cachedfs.origins.retry import RetryableError, RetryPolicy
+from cachedfs.origins.tokens import TokenSource
 from cachedfs.sim import Fault, GCSServer
 from tests.origins.contract import CONCURRENCY, DATA, OriginContract, names, read
 from tests.support import until
@@ -402,25 +402,6 @@ class Renewable(google.auth.credentials.Credentials):
         self.token, self.expiry = self.tokens.pop(0), _utc(3600)
 
 
-class Slow(Renewable):
-    """Credentials whose refresh fails once `go_on` is set."""
-
-    def __init__(self, *tokens, expired=False):
-        super().__init__(*tokens, expired=expired)
-        self.begun, self.go_on = threading.Event(), threading.Event()
-
-    def refresh(self, request):
-        self.n_refreshed += 1
-        self.begun.set()
-        assert self.go_on.wait(120)
-        raise google.auth.exceptions.TransportError("no answer")
-
-
-def gcsfs_credentials(credentials):
-    """Return the credentials as gcsfs wraps them."""
-    return GoogleCredentials(None, "read_only", credentials)
-
-
 def _utc(seconds):
     return datetime.now(UTC).replace(tzinfo=None) + timedelta(seconds=seconds)
 
@@ -581,40 +562,25 @@ async def test_a_connection_that_breaks_without_an_answer_is_tried_six_times(ori
 
 
 # Complete bodies with wrong bytes
-TEXT, LIE = b"the truth, " * 1000, b"not truth, " * 1000
-
-
-def lies(world, name, lie=LIE, *, times, without=""):
-    """Answer reads with wrong bytes of the right length and the true headers of an object, except `without`."""
-    with urllib.request.urlopen(media_url(world.server, world.root, name)) as reply:
-        headers = {key: value for key, value in reply.headers.items() if key.lower().startswith("x-goog")}
-    headers = {key: value for key, value in headers.items() if key.lower() != without}
-    headers["Content-Range"] = f"bytes 0-{len(lie) - 1}/{len(lie)}"
-    world.server.fail(Fault(kind="media", status=206, body=lie.decode(), headers=headers, times=times))
-    world.server.reset()
-
-
 @pytest.mark.parametrize(
     ("want", "has_crc32c"), [(None, True), (Range(0, 8 << 20), False), (Suffix(1 << 20), True)]
 )
 async def test_a_whole_body_that_fails_its_checksum_is_requested_again(
-    origin, world, monkeypatch, want, has_crc32c
+    origin, server, path, monkeypatch, want, has_crc32c
 ):
     monkeypatch.setattr(checksums, "has_crc32c", lambda: has_crc32c)
-    world.put("x", TEXT)
-    lies(world, "x", times=2)
-    data, info, _, _ = await read(origin, f"{world.root}/x", want)
-    assert data == TEXT
-    pins = [request.query.get("ifGenerationMatch") for request in world.server.requests]
+    server.fail(Fault(kind="media", flip=7, times=2))
+    data, info, _, _ = await read(origin, path, want)
+    assert data == DATA
+    pins = [request.query.get("ifGenerationMatch") for request in server.requests]
     assert pins == [None, info.fingerprint, info.fingerprint]
 
 
-async def test_the_checksum_of_the_metadata_is_used_if_the_answer_has_none(origin, world):
-    world.put("x", TEXT)
-    known = await origin.lookup(f"{world.root}/x")
-    lies(world, "x", times=1, without="x-goog-hash")
-    assert (await read(origin, f"{world.root}/x", None, known))[0] == TEXT
-    assert world.server.count("media") == 2
+async def test_the_checksum_of_the_metadata_is_used_if_the_answer_has_none(origin, server, path):
+    known = await origin.lookup(path)
+    server.fail(Fault(kind="media", flip=7, headers={"x-goog-hash": ""}))
+    assert (await read(origin, path, None, known))[0] == DATA
+    assert server.count("media") == 2
 
 
 @pytest.fixture
@@ -769,17 +735,25 @@ async def test_a_valid_token_is_used_if_it_cannot_be_renewed(make, server, path,
 
 
 async def test_callers_that_wait_for_the_same_renewal_share_its_failure():
-    slow = Slow("old", expired=True)
-    auth = tokens_of(gcsfs_credentials(slow), PATIENT)
-    waiting = [asyncio.create_task(auth.headers()) for _ in range(8)]
-    await asyncio.to_thread(slow.begun.wait, 60)
-    slow.go_on.set()
+    begun, go_on, n_asked = threading.Event(), threading.Event(), 0
+
+    def refresh():
+        nonlocal n_asked
+        n_asked += 1
+        begun.set()
+        assert go_on.wait(120)
+        raise RetryableError("no answer")
+
+    tokens = TokenSource(lambda: types.SimpleNamespace(token=None, expiry=None), refresh, PATIENT)
+    waiting = [asyncio.create_task(tokens.headers()) for _ in range(8)]
+    await asyncio.to_thread(begun.wait, 60)
+    go_on.set()
     failures = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [str(failure) for failure in failures] == ["no token: no answer"] * 8
-    assert slow.n_refreshed == 1
+    assert [str(failure) for failure in failures] == ["no answer"] * 8
+    assert n_asked == 1
     with pytest.raises(RetryableError):  # a later caller tries again
-        await auth.headers()
-    assert slow.n_refreshed == 2
+        await tokens.headers()
+    assert n_asked == 2
 
 
 def of_a_machine(status=None):
