@@ -5,7 +5,6 @@ import base64
 import dataclasses
 import gzip
 import hashlib
-import itertools
 import json
 import socket
 import threading
@@ -44,25 +43,17 @@ from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.request_slots import speculative
 from cachedfs.origins.retry import RetryableError, RetryPolicy
 from cachedfs.origins.tokens import TokenSource
-from cachedfs.sim import Fault, GCSServer
+from cachedfs.sim import Fault
 from tests.origins.contract import CONCURRENCY, DATA, OriginContract, names, read
 from tests.support import until
 
 PATIENT = RetryPolicy(base_s=0.001, cap_s=0.001)  # a busy machine may seem to hang
 
 
-@pytest.fixture(scope="module")
-def shared_server():
-    with GCSServer(profile="off") as server:
-        yield server
-
-
 @pytest.fixture
-def server(shared_server):
-    shared_server.reset()
-    yield shared_server
-    shared_server.heal()
-    shared_server.require_no_token()
+def server(cloud):
+    yield cloud.server
+    cloud.server.require_no_token()
 
 
 @pytest.fixture
@@ -80,32 +71,19 @@ async def origin(make):
     return make()
 
 
-_buckets = (f"bucket-{n}" for n in itertools.count())
-
-
-def media_url(server, bucket, name):
-    return f"{server.endpoint_url}/download/storage/v1/b/{bucket}/o/{quote(name, safe='')}?alt=media"
-
-
 class Bucket:
-    def __init__(self, server):
-        self.server, self.root = server, next(_buckets)
-        server.make_bucket(self.root)
-
-    def put(self, name, data):
-        self.server.put(self.root, name, data)
+    def __init__(self, cloud):
+        self.root, self.put, self.delete = cloud.bucket, cloud.put, cloud.delete
+        self._media = f"{cloud.server.endpoint_url}/download/storage/v1/b/{self.root}/o/"
 
     def get(self, name):
-        with urllib.request.urlopen(media_url(self.server, self.root, name)) as reply:
+        with urllib.request.urlopen(f"{self._media}{quote(name, safe='')}?alt=media") as reply:
             return bytes(reply.read())
-
-    def delete(self, name):
-        self.server.delete(self.root, name)
 
 
 @pytest.fixture
-def world(server):
-    return Bucket(server)
+def world(cloud):
+    return Bucket(cloud)
 
 
 @pytest.fixture
