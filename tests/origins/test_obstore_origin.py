@@ -1,12 +1,9 @@
 """An obstore store as an origin: the contract over memory, local files, and the simulated S3; identities."""
 
-import datetime
-import time
-
 import pytest
 
 from cachedfs.errors import ObjectChanged, ObjectNotFound
-from cachedfs.origins.obstore_origin import ObstoreOrigin, identity_of_store, root_of_store
+from cachedfs.origins.obstore_origin import identity_of_store, root_of_store
 from tests.origins.contract import DATA, OriginContract
 from tests.support import make_old
 
@@ -162,27 +159,3 @@ async def test_a_local_file_that_changes_while_it_is_read_is_object_changed(open
         with pytest.raises(ObjectChanged, match="it was time"):
             async for _ in reply.body:
                 pass
-
-
-class Meta(dict):
-    """obstore's metadata of an object, with other values."""
-
-    def __init__(self, **values):
-        at = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-        super().__init__(
-            {"path": "x", "size": 3, "e_tag": '"1"', "version": None, "last_modified": at, **values}
-        )
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({}, 'etag:"1"-3'),
-        ({"e_tag": 'W/"1"'}, "time:1767225600.0-3"),
-        ({"e_tag": None}, "time:1767225600.0-3"),
-        ({"e_tag": None, "last_modified": datetime.datetime.fromtimestamp(0, datetime.UTC)}, None),
-    ],
-)
-def test_only_evidence_of_a_version_is_a_fingerprint(values, expected):
-    origin = ObstoreOrigin({"store": stores.MemoryStore()}, identity="", on_request=lambda: None)
-    assert origin._described(Meta(**values), time.time()).fingerprint == expected
