@@ -10,6 +10,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
@@ -17,15 +18,16 @@ from cachedfs.common.types import Range
 from cachedfs.common.urls import filesystem_at, strip
 from cachedfs.errors import CachedFSError, ObjectChanged
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, make_private
-from cachedfs.origins.registry import identity_of, open_origin
+from cachedfs.origins.registry import identity_of
 from tests.origins.contract import DATA, OriginContract, read
 from tests.support import make_old
 
 
-class MemoryWorld:
-    def __init__(self):
-        self.root = f"/{uuid.uuid4().hex}"
-        self._fs = MemoryFileSystem()
+class World:
+    """A folder of a filesystem."""
+
+    def __init__(self, fs, root):
+        self._fs, self.root = fs, root
 
     def put(self, name, data):
         self._fs.pipe_file(f"{self.root}/{name}", data)
@@ -37,10 +39,7 @@ class MemoryWorld:
         self._fs.rm_file(f"{self.root}/{name}")
 
 
-class FilesWorld:
-    def __init__(self, folder):
-        self.root = str(folder)
-
+class FilesWorld(World):
     def put(self, name, data):
         path = Path(self.root, name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,21 +48,15 @@ class FilesWorld:
         make_old(temporary)
         os.replace(temporary, path)  # another inode, even if the clock of the disk is coarse
 
-    def get(self, name):
-        return Path(self.root, name).read_bytes()
-
-    def delete(self, name):
-        Path(self.root, name).unlink()
-
 
 class TestOverMemory(OriginContract):
     missing_folder_is_an_error = True
 
     @pytest.fixture
     def world(self):
-        world = MemoryWorld()
-        yield world
-        MemoryFileSystem().rm(world.root, recursive=True) if MemoryFileSystem().exists(world.root) else None
+        fs, root = MemoryFileSystem(), f"/{uuid.uuid4().hex}"
+        yield World(fs, root)
+        fs.rm(root, recursive=True) if fs.exists(root) else None
 
     @pytest.fixture
     async def origin(self, opened):
@@ -76,7 +69,7 @@ class TestOverLocalFiles(OriginContract):
     @pytest.fixture
     def world(self, tmp_path):
         (tmp_path / "root").mkdir()
-        return FilesWorld(tmp_path / "root")
+        return FilesWorld(LocalFileSystem(), str(tmp_path / "root"))
 
     @pytest.fixture
     async def origin(self, opened):
@@ -214,16 +207,15 @@ async def test_a_large_object_is_read_in_pieces_each_verified(origin, strange, m
 
 
 # making the filesystem
-async def test_the_filesystem_is_created_at_the_first_call(monkeypatch):
+async def test_the_filesystem_is_created_at_the_first_call(monkeypatch, opened):
     for name in ("gcsfs", "gcsfs.core"):
         monkeypatch.setitem(sys.modules, name, None)  # any import of it fails
     # The import of gcsfs would fail again.
     monkeypatch.delitem(sys.modules, "cachedfs.origins.gcs.checked_gcsfs", raising=False)
-    origin = open_origin("gs", {"token": "anon"}, loop=asyncio.get_running_loop(), on_request=lambda: None)
+    origin = opened("gs", token="anon")
     assert origin.identity == "gs|storage.googleapis.com|anon"
     with pytest.raises(ImportError, match=r"gs:// needs gcsfs.*pip install \"cachedfs\[gcs\]\""):
         await origin.lookup("b/k")
-    await origin.aclose()
 
 
 @pytest.mark.parametrize(
@@ -244,7 +236,7 @@ async def test_a_missing_package_is_an_import_error_that_names_it(
         strip("cachedfs", protocol, "b/k")
 
 
-async def test_a_failed_import_in_a_package_is_named(monkeypatch, tmp_path):
+async def test_a_failed_import_in_a_package_is_named(monkeypatch, tmp_path, opened):
     """An older google-cloud-storage, which another package requires, breaks the import of gcsfs."""
     (tmp_path / "gcsfs.py").write_text("import google.newer\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -255,7 +247,7 @@ async def test_a_failed_import_in_a_package_is_named(monkeypatch, tmp_path):
     with pytest.raises(ImportError, match=message):
         filesystem_at("cachedfs::gs://b/k", {})
     with pytest.raises(ImportError, match=message):
-        await open_origin("gs", {}, loop=asyncio.get_running_loop(), on_request=lambda: None).lookup("b/k")
+        await opened("gs").lookup("b/k")
 
 
 async def test_a_failed_creation_is_raised_by_all_callers_and_retried_later():

@@ -44,7 +44,6 @@ class TestWebServer(OriginContract):
     # A page has any bytes, and links may name any objects: there are no folders.
     test_lookup_of_a_folder_is_a_directory = None
     test_a_folder_cannot_be_read = None
-    test_listed_objects_have_sizes = None
 
     async def test_awkward_names(self, origin, world):
         world.change = lambda answer: setattr(answer, "status", 402)
@@ -198,6 +197,7 @@ def unknown_part(answer):
     [
         (unknown_part, None, "a part of unknown size"),
         (lambda answer: setattr(answer, "body", answer.body[:-1]), Range(100, 110), "9 bytes instead of 10"),
+        (lambda answer: setattr(answer, "status", 416), None, "takes a whole object for a wrong range"),
     ],
 )
 async def test_an_answer_that_proves_no_bytes_is_never_used(origin, world, change, want, why):
@@ -377,14 +377,6 @@ async def test_only_404_and_410_are_absences_and_no_error_shows_a_signature(orig
         assert isinstance(caught.value, FileNotFoundError) == (error is ObjectNotFound)
     with pytest.raises(ObjectChanged if error is ObjectNotFound else error):
         await read(origin, path, Range(0, 9), info)
-
-
-async def test_a_server_that_never_has_a_range_is_an_error(origin, world):
-    path = world.put("x", DATA)
-    world.change = lambda answer: setattr(answer, "status", 416)
-    for asked in (origin.lookup(path), read(origin, path)):
-        with pytest.raises(OriginUnavailable, match="takes a whole object for a wrong range"):
-            await asked
 
 
 # Redirects
