@@ -464,9 +464,15 @@ async def test_six_failures_are_origin_unavailable(origin, server, path):
     assert server.count() == len(counted) == 6
 
 
-async def test_retry_after_is_respected(make, server, path, monkeypatch):
-    waits, sleep = [0.0], asyncio.sleep
-    monkeypatch.setattr(asyncio, "sleep", lambda seconds: waits.append(seconds) or sleep(0))
+@pytest.fixture
+def waits(monkeypatch):
+    """Record the seconds between tries instead of waiting; their sum can serve as the clock."""
+    sleep, waits = asyncio.sleep, list[float]()
+    monkeypatch.setattr(asyncio, "sleep", lambda delay_s: waits.append(delay_s) or sleep(0))
+    return waits
+
+
+async def test_retry_after_is_respected(make, server, path, waits):
     server.fail(Fault(status=429, headers={"Retry-After": "9"}))
     await read(make(), path)
     assert max(waits) >= 9
@@ -539,19 +545,6 @@ async def test_the_checksum_of_the_metadata_is_used_if_the_answer_has_none(origi
     assert server.count("media") == 2
 
 
-@pytest.fixture
-def waits(monkeypatch):
-    """Record the seconds between tries instead of waiting; their sum can serve as the clock."""
-    sleep, waits = asyncio.sleep, list[float]()
-
-    async def noted(delay_s):
-        waits.append(delay_s)
-        await sleep(0)
-
-    monkeypatch.setattr(asyncio, "sleep", noted)
-    return waits
-
-
 async def test_a_refused_connection_is_retried_for_two_seconds(make, waits):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -567,7 +560,7 @@ class Proxy:
     """A misbehaving service: `answer` makes the media responses, and `everything` replaces all other responses."""
 
     def __init__(self):
-        self.answer = lambda asked: (500, {}, b"")
+        self.answer = lambda: answered(b"", 500)
         self.asked = []
         self.everything = None  # a JSON response to every request
         self.url = ""
@@ -581,11 +574,7 @@ class Proxy:
             resource = {"kind": "storage#object", "name": "k", "bucket": "b", "size": str(len(DATA))}
             resource |= {"generation": "7"}
             return aiohttp.web.json_response(resource)
-        answer = self.answer(request.headers.get("Range"))
-        if isinstance(answer, aiohttp.web.Response):
-            return answer
-        status, headers, body = answer
-        return aiohttp.web.Response(status=status, headers=headers, body=body)
+        return self.answer()
 
 
 @pytest.fixture
@@ -602,12 +591,16 @@ async def proxy(make):
 SEVEN = {"x-goog-generation": "7"}
 
 
+def answered(body, status=206, headers=SEVEN):
+    return aiohttp.web.Response(status=status, headers=headers, body=body)
+
+
 async def test_a_wrong_content_range_is_never_used(proxy):
     service, origin = proxy
     wrong = {**SEVEN, "Content-Range": f"bytes 4-9/{len(DATA)}"}
     right = {**SEVEN, "Content-Range": f"bytes 3-8/{len(DATA)}"}
-    answers = [(206, wrong, DATA[4:10]), (206, SEVEN, DATA[3:9]), (206, right, DATA[3:9])]
-    service.answer = lambda asked: answers.pop(0)
+    answers = [answered(DATA[4:10], headers=wrong), answered(DATA[3:9]), answered(DATA[3:9], headers=right)]
+    service.answer = lambda: answers.pop(0)
     assert (await read(origin, "b/k", Range(3, 9)))[0] == DATA[3:9]
 
 
@@ -618,10 +611,13 @@ async def test_a_body_with_another_encoding_than_its_object_is_never_used(proxy,
     headers = {**SEVEN, "Content-Range": f"bytes 3-8/{len(DATA)}", "Content-Length": str(len(data))}
     headers |= {"x-goog-stored-content-encoding": "identity", "x-goog-stored-content-length": str(len(DATA))}
     packed = gzip.compress(data)[: len(data)].ljust(len(data))
-    answers = [(status, {**headers, "Content-Encoding": "gzip"}, packed), (status, headers, data)]
+    answers = [
+        answered(packed, status, {**headers, "Content-Encoding": "gzip"}),
+        answered(data, status, headers),
+    ]
     if want is None:  # something decompressed it
-        answers.insert(0, (200, {**SEVEN, "x-goog-stored-content-length": "99"}, DATA))
-    service.answer = lambda asked: answers.pop(0)
+        answers.insert(0, answered(DATA, 200, {**SEVEN, "x-goog-stored-content-length": "99"}))
+    service.answer = lambda: answers.pop(0)
     assert (await read(origin, "b/k", want))[0] == data
     assert answers == []
 
@@ -630,8 +626,7 @@ async def test_a_body_of_no_stated_length_is_used_only_if_it_ends_where_it_has_t
     service, origin = proxy
 
     def chunked(data, status=206, **more):
-        headers = {**SEVEN, "Content-Range": f"bytes 3-8/{len(DATA)}", **more}
-        answer = aiohttp.web.Response(status=status, headers=headers, body=data)
+        answer = answered(data, status, {**SEVEN, "Content-Range": f"bytes 3-8/{len(DATA)}", **more})
         answer.enable_chunked_encoding()
         return answer
 
@@ -642,7 +637,7 @@ async def test_a_body_of_no_stated_length_is_used_only_if_it_ends_where_it_has_t
         chunked(DATA[3:10]),
         chunked(DATA[3:9]),
     ]
-    service.answer = lambda asked: answers.pop(0)
+    service.answer = lambda: answers.pop(0)
     assert (await read(origin, "b/k", Range(3, 9)))[0] == DATA[3:9]
     whole = {"status": 200, "x-goog-hash": f"md5={base64.b64encode(hashlib.md5(DATA).digest()).decode()}"}
     whole["x-goog-stored-content-length"] = str(len(DATA))
@@ -653,7 +648,8 @@ async def test_a_body_of_no_stated_length_is_used_only_if_it_ends_where_it_has_t
 
 async def test_a_hidden_generation_is_looked_up_and_then_pinned(proxy):
     service, origin = proxy
-    service.answer = lambda asked: (206, {"Content-Range": f"bytes 3-8/{len(DATA)}"}, DATA[3:9])
+    part = {"Content-Range": f"bytes 3-8/{len(DATA)}"}
+    service.answer = lambda: answered(DATA[3:9], headers=part)
     data, info, _, _ = await read(origin, "b/k", Range(3, 9))
     assert (data, info.fingerprint) == (DATA[3:9], "7")
     assert len(service.asked) == 3
@@ -661,7 +657,7 @@ async def test_a_hidden_generation_is_looked_up_and_then_pinned(proxy):
     pinned = ObjectInfo("b/k", size=len(DATA), fingerprint="7")
     assert (await read(origin, "b/k", Range(3, 9), pinned))[1].fingerprint == "7"
     assert len(service.asked) == 4
-    service.answer = lambda asked: (200, SEVEN, DATA)
+    service.answer = lambda: answered(DATA, 200)
     with pytest.raises(ObjectChanged, match="generation 7 was received instead of 6"):
         await read(origin, "b/k", None, dataclasses.replace(pinned, fingerprint="6"))
 
