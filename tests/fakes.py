@@ -17,7 +17,7 @@ class FakeOrigin(Origin):
     """Objects by path, each with a distinct version; `log` records every request."""
 
     identity = "fake|nowhere|anon"
-    concurrency = 16
+    concurrency = 16  # the origin's own is a property
     piece_size = 64 << 10
 
     def __init__(self) -> None:
@@ -30,7 +30,6 @@ class FakeOrigin(Origin):
         self.has_sizes = True
         self.gate: asyncio.Event | None = None  # bodies wait for it; created on the loop
         self.spare_in_s = 0.0
-        self.concurrency = 16
         self.open_bodies = self.most_bodies = 0
         self.on_request = lambda: None
         self._versions = itertools.count(1)

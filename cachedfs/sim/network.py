@@ -185,10 +185,6 @@ class Link:
         self._now = self._served = 0.0
         self._ends: list[float] = []  # Invariant: sorted; one end per unfinished stream
 
-    @property
-    def n_active(self) -> int:
-        return len(self._ends)
-
     def _rate(self, n_streams: int) -> float:
         return min(self._stream_rate, self._total_rate / n_streams)
 

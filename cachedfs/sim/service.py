@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gzip
 import json
 import weakref
 from abc import ABC, abstractmethod
@@ -191,15 +190,6 @@ class Service(ABC):
         if fault.status is not None or fault.html:
             return _fault_answer(fault)
         answer = self.answer(call, route)
-        # JSON is compressed as documented, media never. If a fault applies, its byte counts refer to plain bytes.
-        wants_gzip = all("gzip" in call.headers.get(name, "") for name in ("accept-encoding", "user-agent"))
-        is_json = answer.headers.get("Content-Type") == JSON["Content-Type"] and route.kind not in (
-            "media",
-            "export",
-        )
-        if wants_gzip and is_json and fault == Fault():
-            answer.headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
-            answer.body = DataBody(gzip.compress(bytes(answer.body.read(0, answer.body.size)), 1))
         answer.headers = {**answer.headers, **fault.headers}
         if fault.total is not None and (span := answer.headers.get("Content-Range")):
             answer.headers["Content-Range"] = f"{span.partition('/')[0]}/{fault.total}"

@@ -162,9 +162,6 @@ class OriginContract:
             (f"{world.root}/a/{n}", "directory") for n in ("sub", "sub/deeper")
         }
 
-    async def test_listed_objects_have_sizes(self, origin, world, path):
-        assert [info.size async for info in origin.list(f"{world.root}/a")] == [len(DATA)]
-
     async def test_an_object_has_no_children(self, origin, path):
         assert await names(origin.list(path)) == set()
 

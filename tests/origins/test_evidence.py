@@ -13,7 +13,8 @@ from cachedfs.origins.evidence import (
 )
 
 AT = 1767312000  # 2026-01-02
-NAIVE = datetime(2026, 1, 2, tzinfo=UTC).replace(tzinfo=None)
+DAY = datetime(2026, 1, 2, tzinfo=UTC)
+NAIVE = DAY.replace(tzinfo=None)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ NAIVE = datetime(2026, 1, 2, tzinfo=UTC).replace(tzinfo=None)
         ({"size": 3, "ETag": '"abc"', "LastModified": 1}, 'etag:"abc"-3'),
         ({"size": 3, "md5Hash": "q==", "mtime": 1.0}, "hash:q==-3"),
         ({"size": 3, "mtime": 1.5, "ino": 9, "created": 1.0}, "time:1.5-3-9"),
-        ({"size": 0, "last_modified": datetime(2026, 1, 2, tzinfo=UTC)}, "time:1767312000.0-0"),
+        ({"size": 0, "last_modified": DAY}, "time:1767312000.0-0"),
         ({"size": None, "etag": "x"}, None), ({"etag": "x"}, None), ({"size": 3}, None),
         ({"size": 3, "etag": "", "mtime": None}, None),
     ],
@@ -34,42 +35,27 @@ def test_the_fingerprint_is_the_strongest_evidence(info, expected):
 
 # What the filesystems that fsspec knows report of a file, beside its name and type.
 REPORTED = {
-    "abfs": {"etag": "0x8DE", "last_modified": datetime(2026, 1, 2, tzinfo=UTC), "content_settings": {}},
-    "dropbox": {},
-    "ftp": {"modify": "20260102000000", "unix.mode": "0644"},
-    "git": {"hex": "9ae9e8", "mode": "100644"},
-    "github": {"sha": "9ae9e8", "mode": "100644"},
-    "hf": {"blob_id": "9ae9e8", "lfs": None, "xet_hash": None, "last_commit": None},
-    "hf, a large file": {"blob_id": "9ae9e8", "lfs": {"sha256": "b6d1", "size": 3}, "xet_hash": "76d4"},
-    "hf, a bucket": {"xet_hash": "76d4", "mtime": datetime(2026, 1, 2, tzinfo=UTC)},
-    "lakefs": {"checksum": "b6d1", "mtime": AT, "content-type": "text/plain"},
-    "oss": {"LastModified": AT},
-    "pelican": {"modified": NAIVE},
-    "sftp": {"mtime": datetime(2026, 1, 2, tzinfo=UTC), "time": AT, "uid": 0},
-    "webdav": {"etag": "v1", "modified": datetime(2026, 1, 2, tzinfo=UTC), "created": None},
-    "webdav, a weak ETag": {"etag": 'W/"v1"', "modified": datetime(2026, 1, 2, tzinfo=UTC)},
-    "webhdfs": {"modificationTime": AT * 1000 + 500, "accessTime": 1, "fileId": 16387, "length": 3},
-}
-EVIDENCE = {
-    "abfs": "etag:0x8DE-3",
-    "git": "hash:9ae9e8-3",
-    "github": "hash:9ae9e8-3",
-    "hf": "hash:9ae9e8-3",
-    "hf, a large file": "hash:b6d1-3",
-    "hf, a bucket": "hash:76d4-3",
-    "lakefs": "hash:b6d1-3",
-    "oss": f"time:{AT}-3",
-    "pelican": f"time:{AT}.0-3",
-    "sftp": f"time:{AT}.0-3",
-    "webdav": "etag:v1-3",
-    "webdav, a weak ETag": f"time:{AT}.0-3",
-    "webhdfs": f"time:{AT}.5-3-16387",
+    "abfs": ({"etag": "0x8DE", "last_modified": DAY, "content_settings": {}}, "etag:0x8DE-3"),
+    "dropbox": ({}, None),
+    "ftp": ({"modify": "20260102000000", "unix.mode": "0644"}, None),
+    "git": ({"hex": "9ae9e8", "mode": "100644"}, "hash:9ae9e8-3"),
+    "github": ({"sha": "9ae9e8", "mode": "100644"}, "hash:9ae9e8-3"),
+    "hf": ({"blob_id": "9ae9e8", "lfs": None, "xet_hash": None, "last_commit": None}, "hash:9ae9e8-3"),
+    "hf, a large file": ({"blob_id": "9ae9e8", "lfs": {"sha256": "b6d1"}, "xet_hash": "76d4"}, "hash:b6d1-3"),
+    "hf, a bucket": ({"xet_hash": "76d4", "mtime": DAY}, "hash:76d4-3"),
+    "lakefs": ({"checksum": "b6d1", "mtime": AT, "content-type": "text/plain"}, "hash:b6d1-3"),
+    "oss": ({"LastModified": AT}, f"time:{AT}-3"),
+    "pelican": ({"modified": NAIVE}, f"time:{AT}.0-3"),
+    "sftp": ({"mtime": DAY, "time": AT, "uid": 0}, f"time:{AT}.0-3"),
+    "webdav": ({"etag": "v1", "modified": DAY, "created": None}, "etag:v1-3"),
+    "webdav, a weak ETag": ({"etag": 'W/"v1"', "modified": DAY}, f"time:{AT}.0-3"),
+    "webhdfs": ({"modificationTime": AT * 1000 + 500, "fileId": 16387}, f"time:{AT}.5-3-16387"),
 }
 
 
-@pytest.mark.parametrize("filesystem", REPORTED)
-def test_what_a_filesystem_reports_is_evidence_of_a_version(filesystem):
-    assert fingerprint({"size": 3, **REPORTED[filesystem]}, AT + 60) == EVIDENCE.get(filesystem)
+@pytest.mark.parametrize(("info", "expected"), REPORTED.values(), ids=REPORTED)
+def test_what_a_filesystem_reports_is_evidence_of_a_version(info, expected):
+    assert fingerprint({"size": 3, **info}, AT + 60) == expected
 
 
 @pytest.mark.parametrize(
@@ -84,7 +70,7 @@ def test_the_start_of_1970_is_no_time(unknown):
     ("modified", "now_s", "is_once"),
     [
         (AT, AT, True), (AT, AT + 1.9, True), (AT, AT + 2, False), (AT + 9, AT, True),
-        (AT + 0.5, AT + 0.51, False), (datetime(2026, 1, 2, tzinfo=UTC), AT + 1, True),
+        (AT + 0.5, AT + 0.51, False), (DAY, AT + 1, True),
         (NAIVE, AT + 1, True), (NAIVE, AT + 2, False),
         ("Fri, 02 Jan 2026 00:00:00 GMT", AT + 1, True), ("Fri, 02 Jan 2026 00:00:00 GMT", AT + 2, False),
         ("2026-01-02T00:00:00+00:00", AT + 1, True), ("no time", AT, False),

@@ -6,40 +6,28 @@ import os
 import sys
 import uuid
 import weakref
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 from cachedfs.common.types import Range
 from cachedfs.common.urls import filesystem_at
-from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, OriginUnavailable
-from cachedfs.origins.fsspec_origin import FsspecOrigin
+from cachedfs.errors import CachedFSError, ObjectChanged
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, make_private
-from cachedfs.origins.origin_errors import translate
-from cachedfs.origins.registry import identity_of, open_origin, strip
-from cachedfs.origins.retry import RetryPolicy
-from cachedfs.origins.tokens import TokenSource
-from tests.origins.contract import CONCURRENCY, DATA, OriginContract, read
+from cachedfs.origins.registry import identity_of, strip
+from tests.origins.contract import DATA, OriginContract, read
 from tests.support import make_old
 
 
-def make_origin(protocol, **options):
-    origin = open_origin(
-        protocol, options, loop=asyncio.get_running_loop(), on_request=lambda: None, concurrency=CONCURRENCY
-    )
-    assert isinstance(origin, FsspecOrigin)
-    return origin
+class World:
+    """A folder of a filesystem."""
 
-
-class MemoryWorld:
-    def __init__(self):
-        self.root = f"/{uuid.uuid4().hex}"
-        self._fs = MemoryFileSystem()
+    def __init__(self, fs, root):
+        self._fs, self.root = fs, root
 
     def put(self, name, data):
         self._fs.pipe_file(f"{self.root}/{name}", data)
@@ -51,10 +39,7 @@ class MemoryWorld:
         self._fs.rm_file(f"{self.root}/{name}")
 
 
-class FilesWorld:
-    def __init__(self, folder):
-        self.root = str(folder)
-
+class FilesWorld(World):
     def put(self, name, data):
         path = Path(self.root, name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,27 +48,19 @@ class FilesWorld:
         make_old(temporary)
         os.replace(temporary, path)  # another inode, even if the clock of the disk is coarse
 
-    def get(self, name):
-        return Path(self.root, name).read_bytes()
-
-    def delete(self, name):
-        Path(self.root, name).unlink()
-
 
 class TestOverMemory(OriginContract):
     missing_folder_is_an_error = True
 
     @pytest.fixture
     def world(self):
-        world = MemoryWorld()
-        yield world
-        MemoryFileSystem().rm(world.root, recursive=True) if MemoryFileSystem().exists(world.root) else None
+        fs, root = MemoryFileSystem(), f"/{uuid.uuid4().hex}"
+        yield World(fs, root)
+        fs.rm(root, recursive=True) if fs.exists(root) else None
 
     @pytest.fixture
-    async def origin(self):
-        origin = make_origin("memory")
-        yield origin
-        await origin.aclose()
+    async def origin(self, opened):
+        return opened("memory")
 
 
 class TestOverLocalFiles(OriginContract):
@@ -92,13 +69,11 @@ class TestOverLocalFiles(OriginContract):
     @pytest.fixture
     def world(self, tmp_path):
         (tmp_path / "root").mkdir()
-        return FilesWorld(tmp_path / "root")
+        return FilesWorld(LocalFileSystem(), str(tmp_path / "root"))
 
     @pytest.fixture
-    async def origin(self):
-        origin = make_origin("file")
-        yield origin
-        await origin.aclose()
+    async def origin(self, opened):
+        return opened("file")
 
 
 # filesystems that misbehave
@@ -133,9 +108,13 @@ def strange(monkeypatch):
     return _Strange
 
 
-async def test_without_evidence_there_is_no_fingerprint_and_one_warning(strange, monkeypatch):
+@pytest.fixture
+async def origin(strange, opened):
+    return opened("strange")
+
+
+async def test_without_evidence_there_is_no_fingerprint_and_one_warning(origin, strange, monkeypatch):
     monkeypatch.setattr(strange, "evidence", lambda self, info: {"size": info["size"]})
-    origin = make_origin("strange")
     with pytest.warns(UserWarning, match="nothing of it can be cached safely"):
         known = await origin.lookup("/x")
     assert (await read(origin, "/x"))[0] == DATA  # a second warning would be an error
@@ -143,22 +122,14 @@ async def test_without_evidence_there_is_no_fingerprint_and_one_warning(strange,
     assert (data, info.fingerprint) == (DATA[3:5], None)
 
 
-async def test_an_object_of_unknown_size_can_be_read(strange, monkeypatch):
-    monkeypatch.setattr(strange, "evidence", lambda self, info: {"size": None, "etag": "x"})
-    origin = make_origin("strange")
-    with pytest.warns(UserWarning, match="strange:///x"):
-        data, info, start, stop = await read(origin, "/x", Range(3, 50_000))
-    assert (data, start, stop) == (DATA[3:], 3, len(DATA))
-    assert (info.size, info.fingerprint) == (len(DATA), None)
-
-
 @pytest.mark.parametrize("evidence", [{}, {"etag": "x"}])
-async def test_an_object_identified_by_its_bytes_is_read_until_it_changes(strange, monkeypatch, evidence):
+async def test_an_object_of_unknown_size_is_read_until_it_changes(origin, strange, monkeypatch, evidence):
     monkeypatch.setattr(strange, "evidence", lambda self, info: {"size": None, **evidence})
     monkeypatch.setattr(strange, "answer", lambda self, path, start, end: self.store[path].getvalue())
-    origin = make_origin("strange")
     with pytest.warns(UserWarning, match="strange:///x"):
-        _, pinned, _, _ = await read(origin, "/x")
+        data, pinned, start, stop = await read(origin, "/x", Range(3, 50_000))
+    assert (data, start, stop) == (DATA[3:], 3, len(DATA))
+    assert (pinned.size, pinned.fingerprint) == (len(DATA), None)
     assert (await read(origin, "/x", Range(3, 9), pinned))[0] == DATA[3:9]
     if evidence:
         evidence["etag"] = "y"
@@ -168,23 +139,19 @@ async def test_an_object_identified_by_its_bytes_is_read_until_it_changes(strang
         await read(origin, "/x", Range(3, 9), pinned)
 
 
-async def test_a_whole_body_instead_of_a_range_is_cut(strange, monkeypatch):
+async def test_a_whole_body_instead_of_a_range_is_cut_and_a_short_one_refused(origin, strange, monkeypatch):
     monkeypatch.setattr(strange, "answer", lambda self, path, start, end: DATA)
-    assert (await read(make_origin("strange"), "/x", Range(3, 50)))[0] == DATA[3:50]
-
-
-async def test_short_answers_are_never_returned(strange, monkeypatch):
+    assert (await read(origin, "/x", Range(3, 50)))[0] == DATA[3:50]
     monkeypatch.setattr(strange, "answer", lambda self, path, start, end: b"short")
     with pytest.raises(ObjectChanged, match="5 bytes came instead of 47"):
-        await read(make_origin("strange"), "/x", Range(3, 50))
+        await read(origin, "/x", Range(3, 50))
 
 
-async def test_an_error_of_a_filesystem_that_no_caller_made_is_ours(strange, monkeypatch):
+async def test_an_error_of_a_filesystem_that_no_caller_made_is_ours(origin, strange, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(strange, "evidence", lambda self, info: {"size": -5, "etag": "x"})
         with pytest.raises(CachedFSError, match=r"strange:///x: the origin failed.*a size of -5"):
-            await make_origin("strange").lookup("/x")
-    origin = make_origin("strange")
+            await origin.lookup("/x")
     pinned = await origin.lookup("/x")
 
     def broken(self, path, start, end):
@@ -199,7 +166,7 @@ async def test_an_error_of_a_filesystem_that_no_caller_made_is_ours(strange, mon
         await read(origin, "/x", Range(3, 9), pinned)
 
 
-async def test_a_replacement_during_a_read_is_read_again_once(strange, monkeypatch):
+async def test_a_replacement_during_a_read_is_read_again_once(origin, strange, monkeypatch):
     honest, new = strange.answer, DATA[::-1]
 
     def answer(self, path, start, end):
@@ -209,20 +176,18 @@ async def test_a_replacement_during_a_read_is_read_again_once(strange, monkeypat
         return bytes(data)
 
     monkeypatch.setattr(strange, "answer", answer)
-    assert (await read(make_origin("strange"), "/x"))[0] == new
+    assert (await read(origin, "/x"))[0] == new
     monkeypatch.setattr(strange, "answer", answer)
     strange().pipe_file("/x", DATA)
-    origin = make_origin("strange")
     pinned = await origin.lookup("/x")
     with pytest.raises(ObjectChanged):
         await read(origin, "/x", None, pinned)
 
 
-async def test_a_file_replaced_within_its_time_is_seen_at_the_next_lookup(strange, monkeypatch):
+async def test_a_file_replaced_within_its_time_is_seen_at_the_next_lookup(origin, strange, monkeypatch):
     now_s = 1767312000.5
     monkeypatch.setattr("cachedfs.origins.fsspec_origin.time.time", lambda: now_s)
     monkeypatch.setattr(strange, "evidence", lambda self, info: {"size": info["size"], "mtime": 1767312000})
-    origin = make_origin("strange")
     known = await origin.lookup("/x")
     assert (await read(origin, "/x", Range(3, 9), known))[0] == DATA[3:9]  # nothing tells of a change
     assert (await read(origin, "/x"))[1].fingerprint != known.fingerprint
@@ -231,9 +196,8 @@ async def test_a_file_replaced_within_its_time_is_seen_at_the_next_lookup(strang
     assert (await read(origin, "/x"))[1].fingerprint == old.fingerprint
 
 
-async def test_a_large_object_is_read_in_pieces_each_verified(strange, monkeypatch):
+async def test_a_large_object_is_read_in_pieces_each_verified(origin, strange, monkeypatch):
     monkeypatch.setattr("cachedfs.origins.fsspec_origin._PIECE", 1000)
-    origin = make_origin("strange")
     assert (await read(origin, "/x"))[0] == DATA
     async with origin.read("/x", None, None) as reply:
         assert await anext(reply.body) == DATA[:1000]
@@ -242,43 +206,37 @@ async def test_a_large_object_is_read_in_pieces_each_verified(strange, monkeypat
             await anext(reply.body)
 
 
-async def test_a_listing_is_not_stale_because_of_an_inner_cache():
-    origin = make_origin("file")
-    inner = await origin.filesystem()
-    inner.dircache["x"] = ["stale"]
-    assert "x" not in inner.dircache
-
-
 # making the filesystem
-async def test_the_filesystem_is_created_at_the_first_call(monkeypatch):
+async def test_the_filesystem_is_created_at_the_first_call(monkeypatch, opened):
     for name in ("gcsfs", "gcsfs.core"):
         monkeypatch.setitem(sys.modules, name, None)  # any import of it fails
     # The import of gcsfs would fail again.
     monkeypatch.delitem(sys.modules, "cachedfs.origins.gcs.checked_gcsfs", raising=False)
-    origin = open_origin("gs", {"token": "anon"}, loop=asyncio.get_running_loop(), on_request=lambda: None)
+    origin = opened("gs", token="anon")
     assert origin.identity == "gs|storage.googleapis.com|anon"
     with pytest.raises(ImportError, match=r"gs:// needs gcsfs.*pip install \"cachedfs\[gcs\]\""):
         await origin.lookup("b/k")
-    await origin.aclose()
 
 
 @pytest.mark.parametrize(
     ("protocol", "package", "advice"),
     [("abfs", "adlfs", "adlfs"), ("s3", "s3fs", r"pip install .cachedfs\[s3\]")],
 )
-async def test_a_missing_package_is_an_import_error_that_names_it(monkeypatch, protocol, package, advice):
+async def test_a_missing_package_is_an_import_error_that_names_it(
+    monkeypatch, protocol, package, advice, opened
+):
     for name in (package, f"{package}.core"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(_registry, protocol, raising=False)  # imported by another test
     with pytest.raises(
         ImportError, match=rf"{protocol}:// needs {package}, which is not installed .*{advice}"
     ):
-        await make_origin(protocol).lookup("x")
+        await opened(protocol).lookup("x")
     with pytest.raises(ImportError, match=advice):
         strip("cachedfs", protocol, "b/k")
 
 
-async def test_a_failed_import_in_a_package_is_named(monkeypatch, tmp_path):
+async def test_a_failed_import_in_a_package_is_named(monkeypatch, tmp_path, opened):
     """An older google-cloud-storage, which another package requires, breaks the import of gcsfs."""
     (tmp_path / "gcsfs.py").write_text("import google.newer\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -289,7 +247,7 @@ async def test_a_failed_import_in_a_package_is_named(monkeypatch, tmp_path):
     with pytest.raises(ImportError, match=message):
         filesystem_at("cachedfs::gs://b/k", {})
     with pytest.raises(ImportError, match=message):
-        await open_origin("gs", {}, loop=asyncio.get_running_loop(), on_request=lambda: None).lookup("b/k")
+        await opened("gs").lookup("b/k")
 
 
 async def test_a_failed_creation_is_raised_by_all_callers_and_retried_later():
@@ -311,23 +269,18 @@ async def test_a_failed_creation_is_raised_by_all_callers_and_retried_later():
     assert (once.take(), once.take()) == (2, None)
 
 
-@pytest.mark.parametrize("kind", ["filesystem", "token"])
-async def test_an_error_of_a_shared_attempt_is_freed_with_its_callers(kind):
+async def test_an_error_of_a_shared_attempt_is_freed_with_its_callers():
     class Failure(Exception):
         pass
 
-    def fail():
+    async def fail():
         raise Failure
 
-    credentials = SimpleNamespace(token=None, expiry=None)
-    attempt = {
-        "filesystem": AsyncOnce(partial(asyncio.to_thread, fail)).get,
-        "token": TokenSource(lambda: credentials, fail, RetryPolicy()).headers,
-    }[kind]
+    once = AsyncOnce(fail)
 
     async def failed():
         try:
-            await attempt()
+            await once.get()
         except Failure as error:
             return weakref.ref(error)
 
@@ -377,86 +330,51 @@ def test_identity(protocol, options, environ, expected):
     assert identity_of(protocol, options, environ=environ) == expected
 
 
-def test_identity_distinguishes_places_and_contains_no_secret():
-    def of(**options):
-        return identity_of("s3", options)
-
-    assert of(endpoint_url="http://u:pw@h:1").startswith("s3|h:1|")
-    assert of(endpoint_url="http://a") != of(endpoint_url="http://b")
-    assert of(anon=True) != of() != of(key="k", secret="s")
-    assert of(key="k", secret="s") == of(key="k2", secret="s2")
-    assert of(client_kwargs={"region_name": "a", "aws_session_token": "1"}) == of(
-        client_kwargs={"aws_session_token": "2", "region_name": "a"}
-    )
-    assert of(session=object()) == of(session=object())
+def azure(account, key, endpoint="http://h:1"):
+    return f"DefaultEndpointsProtocol=http;AccountName={account};AccountKey={key}==;BlobEndpoint={endpoint};"
 
 
 @pytest.mark.parametrize(
-    ("protocol", "variable"),
-    [("s3", "AWS_ENDPOINT_URL"), ("s3a", "AWS_ENDPOINT_URL_S3"), ("s3", "AWS_PROFILE"), ("az", "AZURE_STORAGE_ACCOUNT_NAME")],
+    ("protocol", "same", "others"),
+    [
+        ("s3", [{"key": "k", "secret": "s"}, {"key": "k2", "secret": "s2"}], [{}, {"anon": True}]),
+        ("s3", [{"session": object()}, {"session": object()}], [{}]),
+        ("s3", [{"endpoint_url": "http://u:pw@h:1"}, {"endpoint_url": "http://u:pw@h:1"}], [{"endpoint_url": "http://b"}]),
+        (
+            "s3",
+            [{"client_kwargs": {"region_name": "a", "aws_session_token": token}} for token in "12"],
+            [{"client_kwargs": {"region_name": "b", "aws_session_token": "1"}}],
+        ),
+        (
+            "abfs",
+            [{"connection_string": azure("a", "k")}, {"connection_string": azure("a", "other")}],
+            [{"connection_string": azure("b", "k")}, {"connection_string": azure("a", "k", "http://h:2")}],
+        ),
+    ],
 )  # fmt: skip
-def test_identity_distinguishes_places_named_by_the_environment(protocol, variable):
-    values = {identity_of(protocol, {}, environ=each) for each in ({}, {variable: "a"}, {variable: "b"})}
-    assert len(values) == 3
+def test_identity_distinguishes_places_and_contains_no_secret(protocol, same, others):
+    first, *rest = (identity_of(protocol, options, environ={}) for options in [*same, *others])
+    assert rest[: len(same) - 1] == [first] * (len(same) - 1)
+    assert len({first, *rest[len(same) - 1 :]}) == 1 + len(others)
+    assert "pw" not in first
 
 
-def test_identity_distinguishes_accounts_of_connection_strings_by_no_secret():
-    def of(account, key, endpoint="http://h:1"):
-        text = (
-            f"DefaultEndpointsProtocol=http;AccountName={account};AccountKey={key}==;BlobEndpoint={endpoint};"
-        )
-        return identity_of("abfs", {"connection_string": text}), identity_of(
-            "abfs", {}, environ={"AZURE_STORAGE_CONNECTION_STRING": text}
-        )
-
-    assert of("a", "k") == of("a", "other")
-    assert len({of("a", "k"), of("b", "k"), of("a", "k", "http://h:2")}) == 3
+@pytest.mark.parametrize(
+    ("protocol", "variable", "values"),
+    [
+        ("s3", "AWS_ENDPOINT_URL", "ab"), ("s3a", "AWS_ENDPOINT_URL_S3", "ab"), ("s3", "AWS_PROFILE", "ab"),
+        ("az", "AZURE_STORAGE_ACCOUNT_NAME", "ab"),
+        ("abfs", "AZURE_STORAGE_CONNECTION_STRING", [azure("a", "k"), azure("b", "k")]),
+    ],
+)  # fmt: skip
+def test_identity_distinguishes_places_named_by_the_environment(protocol, variable, values):
+    found = {
+        identity_of(protocol, {}, environ=each) for each in ({}, *({variable: value} for value in values))
+    }
+    assert len(found) == 3
 
 
 def test_identity_includes_fsspec_configuration(monkeypatch):
     monkeypatch.setitem(fsspec.config.conf, "gcs", {"token": "anon"})
     assert identity_of("gs", {}, environ={}).endswith("|anon")
     assert identity_of("gs", {"token": None}, environ={}).endswith("|auth")
-
-
-# errors
-class _HttpError(Exception):
-    def __init__(self, code):
-        super().__init__(f"code {code}")
-        self.code = code
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (FileNotFoundError("x"), FileNotFoundError), (NotADirectoryError("x"), FileNotFoundError),
-        (PermissionError("x"), AccessDenied), (OSError("Forbidden: b/k"), AccessDenied),
-        (FileExistsError("x"), FileExistsError),
-        (IsADirectoryError("x"), IsADirectoryError), (ConnectionRefusedError("x"), OriginUnavailable),
-        (TimeoutError(), OriginUnavailable), (_HttpError(401), AccessDenied), (_HttpError(404), FileNotFoundError),
-        (_HttpError(503), OriginUnavailable), (_HttpError(418), CachedFSError),
-        (OSError(28, "No space left"), CachedFSError),
-    ],
-)  # fmt: skip
-def test_errors_become_cachedfs_errors(error, kind):
-    ours = translate(error, "s3://b/k", "reading")
-    assert isinstance(ours, kind)
-    assert isinstance(ours, CachedFSError)
-    assert "s3://b/k" in str(ours)
-    assert "reading" in str(ours)
-    assert ours.errno == (error.errno if isinstance(error, OSError) and error.errno else type(ours).code)
-
-
-@pytest.mark.parametrize("error", [NotImplementedError(), ValueError("x"), TypeError("x")])
-def test_errors_about_the_call_are_not_converted(error):
-    assert translate(error, "s3://b/k", "writing") is error
-
-
-def test_errors_of_http_libraries_are_recognized_by_name():
-    aiohttp = pytest.importorskip("aiohttp")
-    assert isinstance(translate(aiohttp.ServerDisconnectedError(), "u", "d"), OriginUnavailable)
-    auth = pytest.importorskip("google.auth.exceptions")
-    assert isinstance(translate(auth.RefreshError("x"), "u", "d"), AccessDenied)
-    other_time = "invalid_grant: Invalid JWT: Token must be a short-lived token"
-    assert "the clock of this machine is wrong" in str(translate(auth.RefreshError(other_time), "u", "d"))
-    assert isinstance(translate(auth.TransportError("x"), "u", "d"), OriginUnavailable)

@@ -1,8 +1,5 @@
 """The Hugging Face Hub as an origin: the contract, commits, requests, errors, and reads through the cache."""
 
-import asyncio
-import functools
-
 import fsspec
 import pytest
 
@@ -16,11 +13,11 @@ from cachedfs.errors import (
     OriginUnavailable,
     RequestRejected,
 )
-from cachedfs.origins.hub_origin import HubOrigin, HubPath
-from cachedfs.origins.registry import identity_of, open_origin
+from cachedfs.origins.hub_origin import HubPath
+from cachedfs.origins.registry import identity_of
 from cachedfs.origins.retry import RetryPolicy
 from tests.hub_world import HubWorld
-from tests.origins.contract import CONCURRENCY, DATA, OriginContract, names, read
+from tests.origins.contract import DATA, OriginContract, names, read
 from tests.support import forget
 
 pytest.importorskip("huggingface_hub")
@@ -41,16 +38,9 @@ def configured(world, monkeypatch):
 
 
 @pytest.fixture
-async def origin(configured, monkeypatch):
+async def origin(configured, opened):
     """An origin that repeats no request after a failure."""
-    monkeypatch.setattr(
-        "cachedfs.origins.fsspec_origin.RetryPolicy", functools.partial(RetryPolicy, tries=1, base_s=0.0)
-    )
-    loop = asyncio.get_running_loop()
-    origin = open_origin("hf", {}, loop=loop, on_request=lambda: None, concurrency=CONCURRENCY)
-    assert isinstance(origin, HubOrigin)
-    yield origin
-    await origin.aclose()
+    return opened("hf", RetryPolicy(tries=1))
 
 
 class TestHub(OriginContract):
@@ -206,22 +196,6 @@ def test_files_are_read_from_the_hub_once(hub):
                 assert file.read() == name.encode() * 1000
         forget()
         assert hub.counts() == sent
-
-
-def test_listed_files_are_read_without_a_further_lookup(hub):
-    fs, folder = fsspec.url_to_fs(f"cachedfs::hf://{hub.root}/train")
-    assert fs.find(folder) == [f"{hub.root}/train/{i}.bin" for i in range(2)]
-    assert hub.counts() == {"api": 2}
-    assert len(fs.cat(fs.find(folder))) == 2
-    assert hub.counts() == {"bytes": 2, "resolve": 2}
-
-
-def test_an_open_file_stays_at_its_commit(hub):
-    url = f"cachedfs::hf://{hub.root}/train/0.bin"
-    with fsspec.open(url, cachedfs={"block_size": "64KiB"}) as file:
-        start = file.read(10)
-        hub.put("train/0.bin", b"x" * 11_000)
-        assert start + file.read() == b"train/0.bin" * 1000
 
 
 def test_a_dataset_is_loaded_from_the_hub(hub, tmp_path, monkeypatch):

@@ -1,32 +1,13 @@
 """An obstore store as an origin: the contract over memory, local files, and the simulated S3; identities."""
 
-import asyncio
-import datetime
-import time
-
 import pytest
 
-from cachedfs.errors import AccessDenied, ObjectChanged, ObjectNotFound, OriginUnavailable
-from cachedfs.origins.obstore_origin import ObstoreOrigin, identity_of_store, root_of_store
-from cachedfs.origins.origin_errors import translate
-from cachedfs.origins.registry import open_origin
-from tests.origins.contract import CONCURRENCY, DATA, OriginContract
+from cachedfs.errors import ObjectChanged, ObjectNotFound
+from cachedfs.origins.obstore_origin import identity_of_store, root_of_store
+from tests.origins.contract import DATA, OriginContract
 from tests.support import make_old
 
 stores = pytest.importorskip("obstore.store")
-
-
-def make_origin(store):
-    options = {"store": store, "identity": identity_of_store(store, None)}
-    origin = open_origin(
-        "obstore",
-        options,
-        loop=asyncio.get_running_loop(),
-        on_request=lambda: None,
-        concurrency=CONCURRENCY,
-    )
-    assert isinstance(origin, ObstoreOrigin)
-    return origin
 
 
 class StoreWorld:
@@ -47,8 +28,8 @@ class ObstoreContract(OriginContract):
     folder_read = ObjectNotFound
 
     @pytest.fixture
-    async def origin(self, world):
-        return make_origin(world.store)
+    async def origin(self, world, opened):
+        return opened("obstore", store=world.store, identity="")
 
     async def test_writes_are_seen_at_once(self, origin, path):
         with pytest.raises(NotImplementedError, match="no pipe_file: use the store itself"):
@@ -163,50 +144,18 @@ def test_the_root_is_bucket_and_prefix(store, root):
 
 
 # Odd answers.
-async def test_a_path_outside_of_the_store_is_not_found():
+async def test_a_path_outside_of_the_store_is_not_found(opened):
     with pytest.raises(ObjectNotFound, match="outside of the store"):
-        await make_origin(s3(prefix="p")).lookup("b/q/x")
+        await opened("obstore", store=s3(prefix="p"), identity="").lookup("b/q/x")
 
 
-async def test_a_local_file_that_changes_while_it_is_read_is_object_changed(tmp_path, monkeypatch):
+async def test_a_local_file_that_changes_while_it_is_read_is_object_changed(opened, tmp_path, monkeypatch):
     monkeypatch.setattr("cachedfs.origins.obstore_origin._PIECE", 1000)
     world = StoreWorld(stores.LocalStore(tmp_path))
     world.put("x", DATA)
-    async with make_origin(world.store).read(f"{world.root}/x", None, None) as reply:
+    origin = opened("obstore", store=world.store, identity="")
+    async with origin.read(f"{world.root}/x", None, None) as reply:
         (tmp_path / "root" / "x").write_bytes(DATA[::-1] + b"x")
         with pytest.raises(ObjectChanged, match="it was time"):
             async for _ in reply.body:
                 pass
-
-
-class Meta(dict):
-    """obstore's metadata of an object, with other values."""
-
-    def __init__(self, **values):
-        at = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-        super().__init__(
-            {"path": "x", "size": 3, "e_tag": '"1"', "version": None, "last_modified": at, **values}
-        )
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({}, 'etag:"1"-3'),
-        ({"e_tag": 'W/"1"'}, "time:1767225600.0-3"),
-        ({"e_tag": None}, "time:1767225600.0-3"),
-        ({"e_tag": None, "last_modified": datetime.datetime.fromtimestamp(0, datetime.UTC)}, None),
-    ],
-)
-def test_only_evidence_of_a_version_is_a_fingerprint(values, expected):
-    origin = ObstoreOrigin({"store": stores.MemoryStore()}, identity="", on_request=lambda: None)
-    assert origin._described(Meta(**values), time.time()).fingerprint == expected
-
-
-def test_errors_of_obstore_become_ours():
-    errors = pytest.importorskip("obstore.exceptions")
-    for kind in (errors.PermissionDeniedError, errors.UnauthenticatedError):
-        assert isinstance(translate(kind("x"), "u", "d"), AccessDenied)
-    ours = translate(errors.GenericError('Generic S3 error\n\nDebug source:\nGeneric {"x"}'), "u", "d")
-    assert isinstance(ours, OriginUnavailable)
-    assert "Debug" not in str(ours)

@@ -10,6 +10,7 @@ import types
 from typing import ClassVar
 
 import aiohttp
+import google.auth.exceptions
 import pytest
 import zarr
 from fsspec.core import url_to_fs
@@ -17,6 +18,8 @@ from fsspec.core import url_to_fs
 from cachedfs.errors import (
     AccessDenied,
     CachedFSError,
+    IsAFolder,
+    ObjectExists,
     ObjectNotFound,
     OriginUnavailable,
     OriginUnreachable,
@@ -43,17 +46,64 @@ def test_only_secrets_are_removed_from_messages(secret):
     )
 
 
-def test_the_advice_of_a_refusal_fits_a_write_too():
-    error = translate(PermissionError("no"), "s3://b/k", "writing it")
-    assert str(error).startswith(
-        "s3://b/k: access denied; check the credentials and what they are allowed to do ("
-    )
+class HttpError(Exception):
+    """An error of a library, with a status."""
+
+    def __init__(self, code):
+        super().__init__(f"code {code}")
+        self.code = code
 
 
-def test_missing_credentials_of_s3_are_named():
+RETENTION = "Object 'b/k' is subject to bucket's retention policy and cannot be deleted, overwritten or archived until 2031-09-20"
+OTHER_TIME = "invalid_grant: Invalid JWT: Token must be a short-lived token"
+ASKED = types.SimpleNamespace(real_url="http://host/k")
+ERRORS = [
+    (FileNotFoundError("x"), ObjectNotFound, "no object or folder has this name"),
+    (NotADirectoryError("x"), ObjectNotFound, ""),
+    (PermissionError("no"), AccessDenied, "access denied; check the credentials and what they are allowed to do"),
+    (OSError("Forbidden: b/k"), AccessDenied, "access denied"),  # as gcsfs says it
+    (OSError(f"Forbidden: https://host/b/o/k\n{RETENTION}"), AccessDenied, "a retention policy protects"),
+    (FileExistsError("x"), ObjectExists, "has this name already"),
+    (IsADirectoryError("x"), IsAFolder, "list it"),
+    (ConnectionRefusedError("x"), OriginUnreachable, "cannot be reached"),
+    (TimeoutError(), OriginUnavailable, "no usable answer"),
+    (json.JSONDecodeError("no JSON", "<html>", 0), OriginUnavailable, "no usable answer"),
+    (HttpError(401), AccessDenied, "access denied"),
+    (HttpError(404), ObjectNotFound, ""),
+    (HttpError(503), OriginUnavailable, ""),
+    (HttpError(418), CachedFSError, "the origin failed"),
+    (OSError(28, "No space left"), CachedFSError, "the origin failed"),
+    (aiohttp.ServerDisconnectedError(), OriginUnavailable, ""),
+    (aiohttp.TooManyRedirects(ASKED, ()), OriginUnavailable, ""),  # reading its `code` warns
+    (google.auth.exceptions.RefreshError("x"), SignInRefused, "access denied"),
+    (google.auth.exceptions.RefreshError(OTHER_TIME), SignInRefused, "the clock of this machine is wrong"),
+    (google.auth.exceptions.TransportError("x"), OriginUnreachable, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "kind", "says"), ERRORS)
+def test_errors_become_cachedfs_errors(error, kind, says):
+    ours = translate(error, "s3://b/k", "writing it")
+    assert type(ours) is kind
+    assert re.search(rf"s3://b/k: .*{says}.*\(writing it: ", str(ours), re.DOTALL)
+    assert ours.errno == (error.errno if isinstance(error, OSError) and error.errno else kind.code)
+
+
+@pytest.mark.parametrize("error", [NotImplementedError(), ValueError("x"), TypeError("x")])
+def test_errors_about_the_call_are_not_converted(error):
+    assert translate(error, "s3://b/k", "writing") is error
+
+
+def test_errors_of_botocore_and_obstore_are_recognized_by_name():
     unsigned = pytest.importorskip("botocore.exceptions").NoCredentialsError()
     with pytest.raises(SignInRefused, match="s3://b/k: no credentials were found; set AWS_ACCESS_KEY_ID"):
         raise translate(unsigned, "s3://b/k", "reading it")
+    of_obstore = pytest.importorskip("obstore.exceptions")
+    for kind in (of_obstore.PermissionDeniedError, of_obstore.UnauthenticatedError):
+        assert isinstance(translate(kind("x"), "u", "d"), AccessDenied)
+    ours = translate(of_obstore.GenericError('S3 error\n\nDebug source:\nGeneric {"x"}'), "u", "d")
+    assert isinstance(ours, OriginUnavailable)
+    assert "Debug" not in str(ours)
 
 
 def test_an_error_that_quotes_a_token_has_no_cause():
@@ -65,11 +115,6 @@ def test_an_error_that_quotes_a_token_has_no_cause():
     with pytest.raises(AccessDenied) as caught, mapped("gs://b/k", "reading it"):
         raise PermissionError("not yours")
     assert isinstance(caught.value.__cause__, PermissionError)
-
-
-def test_an_answer_that_is_not_json_is_unusable():
-    with pytest.raises(OriginUnavailable, match="gs://b/k"), mapped("gs://b/k", "writing it"):
-        json.loads("<html>")
 
 
 async def test_bytes_that_are_not_http_are_unusable_and_no_400():
@@ -89,15 +134,6 @@ async def test_bytes_that_are_not_http_are_unusable_and_no_400():
         with pytest.raises(OriginUnavailable, match="gs://b/k") as caught, mapped("gs://b/k", "writing it"):
             await session.get(f"http://{host}:{port}/")
     assert caught.value.__cause__.status == 400
-
-
-def test_the_code_of_an_error_with_a_status_is_not_read():
-    # Reading its code warns.
-    error = aiohttp.TooManyRedirects(types.SimpleNamespace(real_url="http://host"), ())
-    assert isinstance(translate(error, "gs://b/k", "writing it"), OriginUnavailable)
-
-
-ASKED = types.SimpleNamespace(real_url="http://host/k")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +204,6 @@ def test_json_that_is_nested_too_deeply_is_a_broken_answer():
         object_of(deep)
 
 
-RETENTION = "Object 'b/k' is subject to bucket's retention policy and cannot be deleted, overwritten or archived until 2031-09-20"
 HOLD = "Object 'b/k' is under active Temporary hold and cannot be deleted, overwritten or archived until hold is removed."
 KMS = "Permission denied on Cloud KMS key. Please ensure that your Cloud Storage service account has been authorized to use it."
 KMS_USE = "Permission 'cloudkms.cryptoKeyVersions.useToDecrypt' denied on resource 'projects/p/locations/global/keyRings/r/cryptoKeys/k'"
@@ -196,13 +231,3 @@ NO_RIGHT = "a@b.c does not have storage.objects.get access to the Google Cloud S
 def test_a_refusal_that_no_credentials_change_names_its_cause(text, reasons, advice):
     found = denial(text, reasons)
     assert (found is None) if advice is None else re.search(advice, str(found))
-
-
-@pytest.mark.parametrize(("text", "is_about_credentials"), [(RETENTION, False), (NO_RIGHT, True)])
-def test_a_refused_write_names_the_same_cause(text, is_about_credentials):
-    ours = translate(
-        OSError(f"Forbidden: https://storage.googleapis.com/b/o/k\n{text}"), "gs://b/k", "writing"
-    )
-    assert isinstance(ours, AccessDenied)
-    assert text in str(ours)
-    assert ("check the credentials" in str(ours)) == is_about_credentials

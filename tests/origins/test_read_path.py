@@ -1,6 +1,5 @@
 """One read from Google Cloud Storage: how many functions it runs, and how long they are."""
 
-import ast
 import asyncio
 import collections
 import os
@@ -41,7 +40,7 @@ class Calls(collections.Counter):
             if id(frame) in self._frames:
                 return
             self._frames[id(frame)] = frame  # which keeps the number from being used again
-        self[code.co_filename, code.co_firstlineno, code.co_name] += 1
+        self[code] += 1
 
 
 @pytest.fixture(scope="module")
@@ -74,22 +73,11 @@ async def calls(server, request):
 
 async def test_a_read_runs_few_functions(calls):
     found, n_pieces = calls
-    names = sorted(name for _, _, name in found)
-    assert len(found) <= MOST_FUNCTIONS, names
+    assert len(found) <= MOST_FUNCTIONS, sorted(code.co_name for code in found)
     assert found.total() <= MOST_FUNCTIONS + MOST_CALLS_A_PIECE * n_pieces
 
 
 async def test_the_functions_of_a_read_are_short(calls):
-    lines = [lines_of(Path(file), line) for file, line, _ in calls[0]]
+    lines = [max(line for *_, line in code.co_lines() if line) - code.co_firstlineno + 1 for code in calls[0]]
     assert max(lines) <= MOST_LINES
     assert sum(lines) <= MOST_LINES_IN_ALL
-
-
-def lines_of(file, first_line):
-    """Return the lines of the function whose first line, that of a decorator too, is this one."""
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            begin = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            if begin == first_line and node.end_lineno is not None:
-                return node.end_lineno - begin + 1
-    raise LookupError(f"{file}:{first_line}")

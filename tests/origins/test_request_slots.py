@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from cachedfs.origins import request_slots
-from cachedfs.origins.request_slots import RequestSlots, speculative
+from cachedfs.origins.request_slots import RequestSlots
 from tests.fakes import FakeClock
 
 
@@ -111,11 +111,3 @@ async def test_a_pause_between_requests_is_no_part_of_a_round(monkeypatch):
             request.close()
         clock.now += 3600.0
         assert slots.window == window
-
-
-async def test_speculative_requests_have_twice_as_many_slots_of_their_own():
-    slots = RequestSlots(2)
-    assert await has_free_slot(slots)
-    assert await has_free_slot(slots)
-    with speculative():
-        assert [await has_free_slot(slots) for _ in range(5)] == [True] * 4 + [False]

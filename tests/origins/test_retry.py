@@ -44,28 +44,6 @@ def test_retry_after_is_seconds_or_a_date(text, expected):
     assert retry_after_s(text, NOW) == expected
 
 
-def test_the_policy_limits_the_number_of_tries(clock):
-    each = tries(clock, tries=6)
-    waits = [each.next_wait_s(RetryableError("503")) for _ in range(6)]
-    assert None not in waits[:5]
-    assert waits[5] is None
-    clock.now += 3.0
-    assert each.summary() == "6 tries in 3.0 s"
-
-
-def test_a_service_that_asks_for_an_hour_is_not_waited_for(clock):
-    assert tries(clock).next_wait_s(RetryableError("503", retry_after_s=3600.0)) is None
-    assert (tries(clock).next_wait_s(RetryableError("503", retry_after_s=5.0)) or 0.0) >= 5.0
-
-
-def test_an_unreachable_service_is_retried_for_two_seconds(clock):
-    each = tries(clock, tries=100, base_s=0.5)
-    while (wait_s := each.next_wait_s(RetryableError("refused", is_unreachable=True))) is not None:
-        clock.now += wait_s
-        assert clock.now <= 102.0
-    assert each.n_failed > 1
-
-
 def test_a_connection_attempt_that_took_two_seconds_is_not_retried(clock):
     each = tries(clock)
     clock.now += 2.0

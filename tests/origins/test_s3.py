@@ -1,15 +1,14 @@
 """The generic origin over S3: the contract, conditional reads, requests and errors."""
 
-import asyncio
+from functools import partial
 
 import fsspec.config
 import pytest
 
 from cachedfs.common.types import Range
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, OriginUnavailable, OriginUnreachable
-from cachedfs.origins.registry import open_origin
 from cachedfs.sim import Fault
-from tests.origins.contract import CONCURRENCY, DATA, OriginContract, read
+from tests.origins.contract import DATA, OriginContract, read
 
 
 class Bucket:
@@ -31,26 +30,9 @@ def world(s3):
 
 
 @pytest.fixture
-async def make(s3):
-    """Return a function that creates origins; they are closed at the end."""
-    made = []
-
-    def make_origin(**options):
-        options = {**s3.options["s3"], **options}
-        made.append(
-            open_origin(
-                "s3",
-                options,
-                loop=asyncio.get_running_loop(),
-                on_request=lambda: None,
-                concurrency=CONCURRENCY,
-            )
-        )
-        return made[-1]
-
-    yield make_origin
-    for origin in made:
-        await origin.aclose()
+def make(s3, opened):
+    """Return a function that opens origins with these options."""
+    return partial(opened, "s3", **s3.options["s3"])
 
 
 @pytest.fixture
@@ -90,16 +72,6 @@ async def test_bytes_of_another_etag_are_never_returned(origin, server, world):
     for want in (None, Range(0, 10)):
         with pytest.raises(ObjectChanged, match="another ETag"):
             await read(origin, pinned.path, want, pinned)
-
-
-async def test_an_object_replaced_between_the_pieces_of_a_read_is_object_changed(origin, world, monkeypatch):
-    monkeypatch.setattr("cachedfs.origins.fsspec_origin._PIECE", 1000)
-    world.put("k", DATA)
-    async with origin.read(f"{world.root}/k", None, None) as reply:
-        assert await anext(reply.body) == DATA[:1000]
-        world.put("k", DATA[::-1])
-        with pytest.raises(ObjectChanged):
-            await anext(reply.body)
 
 
 async def test_an_object_replaced_between_lookup_and_read_is_read_as_it_is_now(origin, world, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.sim.network import PROFILES, Delay, Link, Profile
+from cachedfs.sim.network import PROFILES, Link, Profile
 
 MB = 1e6
 TABLE = PROFILES["table"]
@@ -40,28 +40,13 @@ def test_the_share_of_a_finished_stream_goes_to_the_others() -> None:
     assert link.due(long, 100, now=0.0) == pytest.approx(1.5)
 
 
-def test_the_share_of_a_closed_stream_goes_to_the_others() -> None:
+@pytest.mark.parametrize("size", [1000, math.inf])
+def test_a_body_keeps_its_share_until_it_is_closed(size: float) -> None:
     link = Link(stream_rate=100.0, total_rate=100.0)
-    cancelled, other = link.open(1000, now=0.0), link.open(100, now=0.0)
-    link.close(cancelled, now=1.0)
-    assert link.due(other, 100, now=1.0) == pytest.approx(1.5)
-    assert link.n_active == 1
-
-
-def test_a_body_of_unknown_size_keeps_its_share_until_it_is_closed() -> None:
-    link = Link(stream_rate=100.0, total_rate=100.0)
-    upload, other = link.open(math.inf, now=0.0), link.open(100, now=0.0)
+    closed, other = link.open(size, now=0.0), link.open(100, now=0.0)
     assert link.due(other, 100, now=0.0) == pytest.approx(2.0)
-    link.close(upload, now=1.0)
+    link.close(closed, now=1.0)
     assert link.due(other, 100, now=1.0) == pytest.approx(1.5)
-
-
-def test_late_wake_ups_do_not_accumulate() -> None:
-    link, now = table_link(), 0.0
-    stream = link.open(6 * MB, now=0.0)
-    for sent in range(100_000, 6_000_001, 100_000):
-        now = max(link.due(stream, sent, now=now), now) + 0.0005
-    assert now == pytest.approx(0.1 + 0.0005)
 
 
 def test_a_client_that_paused_catches_up_by_at_most_one_window() -> None:
@@ -70,13 +55,6 @@ def test_a_client_that_paused_catches_up_by_at_most_one_window() -> None:
     link.slip(stream, 6 * MB, now=1.0)  # 60 MB could have been sent by then, 6 MB were
     left = 94 * MB - (2 << 20)
     assert link.due(stream, 100 * MB, now=1.0) == pytest.approx(1.0 + left / (60 * MB))
-
-
-def test_a_client_that_keeps_up_loses_nothing() -> None:
-    link = table_link()
-    stream = link.open(60 * MB, now=0.0)
-    link.slip(stream, 29 * MB, now=0.5)
-    assert link.due(stream, 60 * MB, now=0.5) == pytest.approx(1.0)
 
 
 @given(
@@ -97,13 +75,6 @@ def test_no_schedule_exceeds_the_rates_or_leaves_the_link_idle(
         assert max(end - start, starts[-1] - start) >= size / min(2e6, total_rate) * (1 - 1e-9)
     # Served one after the other at the slowest share, nothing takes longer than this.
     assert max(ends) <= starts[-1] + sum(size for size, *_ in streams) / min(2e6, total_rate) + 1e-6
-
-
-def test_a_delay_has_its_median_and_95th_percentile() -> None:
-    delay, rng = Delay.from_p95(0.040, 0.100), random.Random(1)
-    draws = sorted(delay.draw(rng) for _ in range(20_000))
-    assert draws[10_000] == pytest.approx(0.040, rel=0.02)
-    assert draws[19_000] == pytest.approx(0.100, rel=0.03)
 
 
 def test_the_profile_table_has_a_median_latency_of_45_ms() -> None:
@@ -134,8 +105,3 @@ def test_a_profile_survives_json(name: str) -> None:
     text = PROFILES[name].to_json()
     assert json.loads(text)["name"] == name
     assert Profile.resolve(text) == PROFILES[name]
-
-
-def test_an_unknown_profile_is_an_error_with_the_known_names() -> None:
-    with pytest.raises(ValueError, match="gcs-region"):
-        Profile.resolve("fast")

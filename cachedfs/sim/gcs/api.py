@@ -1,7 +1,7 @@
 """Routes and commands of the simulated Google Cloud Storage.
 
 Written from the published reference (cloud.google.com/storage/docs: json_api/v1, xml-api,
-performing-resumable-uploads, transcoding, encryption/customer-supplied-keys, request-preconditions). Of the XML API
+performing-resumable-uploads, transcoding, request-preconditions). Of the XML API
 it has what obstore reads with. What is not in the table below, or not in `_route_xml`, does not exist (404).
 """
 

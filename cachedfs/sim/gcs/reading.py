@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -121,66 +120,33 @@ class GCSReading(Service):
         return page, [stored for stored in found if stored]
 
     # Objects
-    def _find(self, bucket: str, key: str, query: Mapping[str, str], *, reading: bool = True) -> SimObject:
+    def _find(self, bucket: str, key: str, query: Mapping[str, str]) -> SimObject:
         """Return the object of a request. Raises Refusal if it is missing or a precondition fails."""
         self._need_bucket(bucket)
         stored = self.store.get(bucket, key)
         wanted = query.get("generation")
         if stored is None or (wanted and wanted != str(stored.generation)):
             raise Refusal(404, f"No such object: {bucket}/{key}")
-        check(query, stored, reading=reading)
+        check(query, stored)
         return stored
 
     def _get_metadata(self, call: Call, bucket: str, key: str) -> dict[str, Any]:
-        stored = self._find(bucket, key, call.query)
-        out = resource(stored, call.host)
-        if stored.key_sha256 and given_key(call.headers) != stored.key_sha256:
-            out = {name: value for name, value in out.items() if name not in ("md5Hash", "crc32c")}
-        return out
+        return resource(self._find(bucket, key, call.query), call.host)
 
     def _media(self, call: Call, bucket: str, key: str) -> Response:
         stored = self._find(bucket, key, call.query)
         if call.headers.get("if-match", xml_etag(stored)) != xml_etag(stored):
             raise Refusal(412, _UNMET)
-        check_key(stored, call.headers)
         return media_answer(stored, call)
 
 
-def check(query: Mapping[str, str], stored: SimObject | None, *, reading: bool) -> None:
-    """Raise Refusal unless all preconditions hold for the live object; a missing object has generation 0."""
-    generation, metageneration = (stored.generation, stored.metageneration) if stored else (0, 0)
-    for name, value in (("Generation", generation), ("Metageneration", metageneration)):
-        match, differ = query.get(f"if{name}Match"), query.get(f"if{name}NotMatch")
-        if match is not None and int(match) != value:
-            raise Refusal(412, _UNMET)
-        if differ is not None and int(differ) == value:
-            raise Refusal(304 if reading else 412, _UNMET)
-
-
-def given_key(headers: Mapping[str, str]) -> str | None:
-    """Return the SHA-256 of the customer-supplied encryption key of a request, None if it has none."""
-    key, given = headers.get("x-goog-encryption-key"), headers.get("x-goog-encryption-key-sha256")
-    if key is None:
-        return None
-    actual = base64.b64encode(hashlib.sha256(base64.b64decode(key)).digest()).decode()
-    if given is not None and given != actual:
-        raise Refusal(400, "Missing or incorrect SHA256 hash of the encryption key.")
-    return actual
-
-
-def check_key(stored: SimObject, headers: Mapping[str, str]) -> None:
-    """Raise Refusal unless the request has the encryption key of the object."""
-    given = given_key(headers)
-    if given == stored.key_sha256:
-        return
-    if stored.key_sha256 is None:
-        text, reason = "The target object is not encrypted by a customer-supplied key.", "Not"
-    elif given is None:
-        text, reason = "The target object is encrypted by a customer-supplied encryption key.", "Is"
-    else:
-        text = "The provided encryption key is incorrect."
-        raise Refusal(400, text, "customerEncryptionKeyIsIncorrect")
-    raise Refusal(400, text, f"resource{reason}EncryptedWithCustomerEncryptionKey")
+def check(query: Mapping[str, str], stored: SimObject | None) -> None:
+    """Raise Refusal unless the precondition holds for the live object; a missing object has generation 0."""
+    if unknown := [name for name in query if name.startswith("if") and name != "ifGenerationMatch"]:
+        raise Refusal(501, f"The simulation has no {unknown[0]}.")
+    generation = stored.generation if stored else 0
+    if int(query.get("ifGenerationMatch", generation)) != generation:
+        raise Refusal(412, _UNMET)
 
 
 def _to_token(text: str) -> str:

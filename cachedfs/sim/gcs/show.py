@@ -40,10 +40,7 @@ def resource(stored: SimObject, host: str) -> dict[str, Any]:
     times = dict.fromkeys(("timeCreated", "timeStorageClassUpdated", "timeFinalized"), created)
     out: dict[str, Any] = {**names, **version, **times, "updated": rfc3339(stored.updated_s)}
     out |= {"size": str(stored.size), **stored.checksums}
-    out |= {name: value for name, value in stored.fields.items() if value}
-    if stored.key_sha256:
-        out["customerEncryption"] = {"encryptionAlgorithm": "AES256", "keySha256": stored.key_sha256}
-    return out
+    return out | {name: value for name, value in stored.fields.items() if value}
 
 
 def media_answer(stored: SimObject, call: Call) -> Response:
@@ -63,9 +60,6 @@ def media_answer(stored: SimObject, call: Call) -> Response:
     headers |= {f"x-goog-meta-{name}": text for name, text in (fields.get("metadata") or {}).items()}
     if hashes:
         headers["x-goog-hash"] = ",".join(f"{n.removesuffix('Hash')}={text}" for n, text in hashes.items())
-    if stored.key_sha256:
-        headers["x-goog-encryption-algorithm"] = "AES256"
-        headers["x-goog-encryption-key-sha256"] = stored.key_sha256
     if fields.get("contentEncoding") == "gzip":
         headers["Vary"] = "Accept-Encoding"
         keep = "no-transform" in fields.get("cacheControl", "")

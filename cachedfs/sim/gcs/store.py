@@ -40,7 +40,6 @@ class SimObject(Content):
     updated_s: float
     fields: Mapping[str, Any]
     metageneration: int = 1
-    key_sha256: str | None = None  # SHA-256 of the customer-supplied encryption key, base64
     _checksums: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -101,23 +100,15 @@ class Store:
         """Return the live version of an object, or None if there is none."""
         return self._buckets.get(bucket, {}).get(key)
 
-    def put(
-        self,
-        bucket: str,
-        key: str,
-        data: bytes,
-        fields: Mapping[str, Any],
-        *,
-        key_sha256: str | None = None,
-    ) -> SimObject:
+    def put(self, bucket: str, key: str, data: bytes, fields: Mapping[str, Any]) -> SimObject:
         """Store a new version and return it; create the bucket if missing."""
         self.make_bucket(bucket)
         now_s = time.time()
         self._generation = max(self._generation + 1, time.time_ns() // 1000)
         fields = {"contentType": "application/octet-stream", **fields}
         stored = SimObject(
-            bucket, key, data, len(data), self._generation, now_s, now_s, fields, key_sha256=key_sha256, _checksums=checksums(data)
-        )  # fmt: skip
+            bucket, key, data, len(data), self._generation, now_s, now_s, fields, _checksums=checksums(data)
+        )
         if key not in self._buckets[bucket]:
             self._sorted.pop(bucket, None)
         self._buckets[bucket][key] = stored

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from cachedfs.sim.gcs.reading import TEXT, GCSReading, check, given_key
+from cachedfs.sim.gcs.reading import TEXT, GCSReading, check
 from cachedfs.sim.gcs.show import FIELDS, resource
 from cachedfs.sim.gcs.store import SimObject, checksums
 from cachedfs.sim.google import split_related, take_chunk
@@ -24,7 +24,6 @@ class GCSUpload:
     key: str
     fields: dict[str, Any]
     query: dict[str, str]  # includes the preconditions
-    key_sha256: str | None
     data: bytearray = field(default_factory=bytearray)
     result: SimObject | None = None
 
@@ -40,19 +39,19 @@ class GCSWriting(GCSReading):
         self._need_bucket(upload.bucket)
         if not upload.key or len(upload.key.encode()) > 1024:
             raise Refusal(400, "Required: an object name of 1 to 1024 bytes.", "required")
-        check(upload.query, self.store.get(upload.bucket, upload.key), reading=False)
+        check(upload.query, self.store.get(upload.bucket, upload.key))
         fields = {k: v for k, v in upload.fields.items() if k in FIELDS or k == "metadata"}
         want = {k: v for k, v in upload.fields.items() if k in ("crc32c", "md5Hash") and v}
         if want and not want.items() <= checksums(data).items():
             raise Refusal(400, "Provided hash doesn't match calculated hash of the content.")
-        return self.store.put(upload.bucket, upload.key, data, fields, key_sha256=upload.key_sha256)
+        return self.store.put(upload.bucket, upload.key, data, fields)
 
     def _upload(self, upload: GCSUpload, data: bytes, call: Call) -> Response | dict[str, Any]:
         if call.query["uploadType"] != "resumable":
             return resource(self._write(upload, data), call.host)
         bucket, key = upload.bucket, upload.key
         self._need_bucket(bucket)
-        check(upload.query, self.store.get(bucket, key), reading=False)
+        check(upload.query, self.store.get(bucket, key))
         upload_id = uuid.uuid4().hex
         self.uploads[upload_id] = upload
         path = f"/upload/storage/v1/b/{quote(bucket)}/o?uploadType=resumable&name={quote(key, '')}"
@@ -76,7 +75,7 @@ class GCSWriting(GCSReading):
         return Response(308, headers)
 
     def _patch(self, call: Call, bucket: str, key: str) -> dict[str, Any]:
-        stored = self._find(bucket, key, call.query, reading=False)
+        stored = self._find(bucket, key, call.query)
         given = {k: v for k, v in call.json().items() if k in FIELDS or k == "metadata"}
         if given.get("metadata"):
             merged = {**stored.fields.get("metadata", {}), **given["metadata"]}
@@ -85,7 +84,7 @@ class GCSWriting(GCSReading):
         return resource(self.store.update(stored, fields), call.host)
 
     def _delete(self, call: Call, bucket: str, key: str) -> Response:
-        self._find(bucket, key, call.query, reading=False)
+        self._find(bucket, key, call.query)
         self.store.remove(bucket, key)
         return Response(204)
 
@@ -100,18 +99,10 @@ class GCSWriting(GCSReading):
         return {**done, "totalBytesRewritten": str(made.size), "objectSize": str(made.size)}
 
     def _copy(self, call: Call, source: tuple[str, str], target: tuple[str, str]) -> SimObject:
-        # The preconditions on the source begin with ifSource in place of if.
-        query = {
-            name.replace("ifSource", "if"): value for name, value in call.query.items() if "ifSource" in name
-        }
-        query |= {"generation": call.query.get("sourceGeneration", "")}
-        found = self._find(*source, query, reading=False)
-        if found.key_sha256 or given_key(call.headers):
-            raise Refusal(501, "The simulation copies no objects with customer-supplied keys.")
+        found = self._find(*source, {"generation": call.query.get("sourceGeneration", "")})
         given = call.json()
         fields = given if given.get("contentType") else {**found.fields, **given}
-        upload = GCSUpload(*target, fields, call.query, None)
-        return self._write(upload, found.content())
+        return self._write(GCSUpload(*target, fields, call.query), found.content())
 
 
 def begin(bucket: str, call: Call) -> tuple[GCSUpload, bytes]:
@@ -129,4 +120,4 @@ def begin(bucket: str, call: Call) -> tuple[GCSUpload, bytes]:
     if "contentEncoding" in query:
         fields["contentEncoding"] = query["contentEncoding"]
     key = fields.get("name") or query.get("name", "")
-    return GCSUpload(bucket, key, fields, query, given_key(headers)), data
+    return GCSUpload(bucket, key, fields, query), data
