@@ -20,7 +20,6 @@ import google.oauth2.credentials
 import pytest
 from fsspec.implementations.local import LocalFileOpener, LocalFileSystem
 
-from cachedfs.cache import metadata_store
 from cachedfs.common.atomic_files import filled
 from cachedfs.common.clock import clock as metadata_clock
 from cachedfs.errors import IsAFolder, ObjectNotFound, OriginUnavailable
@@ -480,23 +479,6 @@ def test_several_paths_may_be_any_iterable(tmp_path, form):
     assert fs.find(f"{tmp_path}/e") == []
 
 
-def test_a_move_does_not_look_up_what_it_listed(tmp_path, monkeypatch):
-    fs = fsspec.filesystem("cachedfs", target_protocol="memory", max_age=0)
-    fs.pipe({f"{tmp_path}/d/{i}": b"1" for i in range(20)})
-    asked, kind = [], type(fs._objects.origin(""))
-    honest = kind.lookup
-
-    async def lookup(self, path, *args, **kwargs):
-        asked.append(path)
-        return await honest(self, path, *args, **kwargs)
-
-    monkeypatch.setattr(kind, "lookup", lookup)
-    fs.mv(f"{tmp_path}/d", f"{tmp_path}/e", recursive=True)
-    assert len(asked) < 5
-    assert len(fs.find(f"{tmp_path}/e")) == 20
-    assert not fs.exists(f"{tmp_path}/d")
-
-
 def test_a_move_onto_itself_keeps_the_object(tmp_path):
     fs = fsspec.filesystem("cachedfs", target_protocol="memory")
     fs.pipe_file(f"{tmp_path}/a", b"1")
@@ -906,23 +888,6 @@ def test_may_hold_is_none_without_a_cache_directory():
 
 
 # Freshness.
-def test_an_expired_listing_is_not_decoded(cloud, fs, clock, monkeypatch):
-    decoded, unsealed = [], metadata_store.unsealed
-
-    def counted(text, *args):
-        decoded.extend([text] if '["file"' in text else [])
-        return unsealed(text, *args)
-
-    monkeypatch.setattr(metadata_store, "unsealed", counted)
-    for i in range(3):
-        cloud.put(f"d/{i}", b"")
-    assert len(fs.ls(cloud.path("d"))) == 3
-    decoded.clear()
-    assert len(fs.ls(cloud.path("d"))) == 3
-    assert len(decoded) == 3
-    clock(61)
-    assert len(fs.ls(cloud.path("d"))) == 3
-    assert len(decoded) == 3
 
 
 def test_a_changed_object_is_seen_after_max_age(cloud, fs, clock):

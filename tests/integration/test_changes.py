@@ -282,19 +282,6 @@ def test_a_write_that_overtakes_a_lookup_is_seen_after_it(fake, steps, ask, exis
         assert ASKS[ask](fs, path) == [5], order
 
 
-@pytest.mark.parametrize(("written", "n_requests"), [("other/a", 0), ("a/b/c", 1), ("a", 1)])
-def test_a_write_during_a_listing_only_matters_below_its_folder(fake, steps, written, n_requests):
-    fs = cached(fake)
-    cache, identity = fs._objects.engine.cache, fs._objects.identity
-    fake.put("a/b/d", b"")
-    steps.plan({1: functools.partial(cache.metadata.changed, identity, [fake.path(written)])})
-    fs.find(fake.path("a"))
-    assert steps.done >= 1
-    fake.origin.log.clear()
-    fs.find(fake.path("a"))
-    assert len(fake.origin.log) == n_requests
-
-
 WRITES = {
     "pipe_file": lambda fs, at, local: fs.pipe_file(at("a"), b"1"),
     "pipe": lambda fs, at, local: fs.pipe({at("a"): b"22", at("b"): b"2"}),

@@ -25,14 +25,18 @@ class Fixtures(suites.AbstractFixtures):
         return lambda *parts: "/".join(parts)
 
 
+def filesystem(tmp_path_factory, protocol, **options):
+    return fsspec.filesystem(
+        protocol, cache_dir=str(tmp_path_factory.mktemp("cache")), keep_free=0, **options
+    )
+
+
 class OverMemory(Fixtures):
     @pytest.fixture(scope="class")
     @classmethod
     def fs(cls, tmp_path_factory):
         MemoryFileSystem.store.clear()
-        yield fsspec.filesystem(
-            "cachedfs", target_protocol="memory", cache_dir=str(tmp_path_factory.mktemp("cache")), keep_free=0
-        )
+        yield filesystem(tmp_path_factory, "cachedfs", target_protocol="memory")
         MemoryFileSystem.store.clear()
         MemoryFileSystem.pseudo_dirs[:] = [""]
 
@@ -46,12 +50,8 @@ class OverGCS(Fixtures):
     @classmethod
     def fs(cls, gcs_server, tmp_path_factory):
         gcs_server.make_bucket("conformance")
-        return fsspec.filesystem(
-            "cgs",
-            gs={"token": "anon", "endpoint_url": gcs_server.endpoint_url},
-            cache_dir=str(tmp_path_factory.mktemp("cache")),
-            keep_free=0,
-        )
+        origin = {"token": "anon", "endpoint_url": gcs_server.endpoint_url}
+        return filesystem(tmp_path_factory, "cgs", gs=origin)
 
     @pytest.fixture
     def fs_path(self):
@@ -67,12 +67,8 @@ class OverDrive(Fixtures):
     @classmethod
     def fs(cls, drive_server, tmp_path_factory):
         drive_server.folder("conformance")
-        return fsspec.filesystem(
-            "cdrive",
-            drive={"token": "anon", "endpoint_url": drive_server.endpoint_url},
-            cache_dir=str(tmp_path_factory.mktemp("cache")),
-            keep_free=0,
-        )
+        origin = {"token": "anon", "endpoint_url": drive_server.endpoint_url}
+        return filesystem(tmp_path_factory, "cdrive", drive=origin)
 
     @pytest.fixture
     def fs_path(self):
