@@ -348,14 +348,6 @@ def test_a_transaction_that_fails_does_not_lose_a_local_file_that_was_moved(loca
     assert new.read_bytes() == b"data"
 
 
-def test_a_local_file_copied_onto_itself_is_kept(local, tmp_path):
-    path = tmp_path / "a"
-    path.write_bytes(b"old")
-    with pytest.raises(OSError, match="are the same file"):
-        local.cp_file(str(path), str(path))
-    assert path.read_bytes() == b"old"
-
-
 def _half_written(file, data):
     file.f.write(data[:1])
     raise OSError(errno.ENOSPC, "No space left on device")
@@ -440,24 +432,14 @@ def test_a_move_removes_only_what_it_copied(cloud, tmp_path, monkeypatch, protoc
     assert not elsewhere.exists(f"{top}/d/old")
 
 
-def test_several_paths_may_be_any_iterable(tmp_path):
-    fs = fsspec.filesystem("cachedfs", target_protocol="memory")
-    paths = [f"{tmp_path}/d/{name}" for name in "ab"]
-    fs.pipe({path: path.encode() for path in paths})
-    assert fs.expand_path(iter(paths)) == paths
-    fs.copy(iter(paths), f"{tmp_path}/e/")
-    fs.mv(iter(paths), f"{tmp_path}/f/")
-    assert fs.find(f"{tmp_path}") == [f"{tmp_path}/{folder}/{name}" for folder in "ef" for name in "ab"]
-    fs.rm(iter(fs.find(f"{tmp_path}/e")))
-    assert fs.find(f"{tmp_path}/e") == []
-
-
-def test_a_move_onto_itself_keeps_the_object(tmp_path):
-    fs = fsspec.filesystem("cachedfs", target_protocol="memory")
-    fs.pipe_file(f"{tmp_path}/a", b"1")
-    fs.mv(f"{tmp_path}/a", f"memory://{tmp_path}/a")
-    fs.mv(f"{tmp_path}/*", f"{tmp_path}/")
-    assert fs.cat_file(f"{tmp_path}/a") == b"1"
+def test_what_is_moved_or_copied_onto_itself_is_kept(local, tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    local.mv(str(path), f"file://{path}")
+    local.mv(f"{tmp_path}/*", f"{tmp_path}/")
+    with pytest.raises(OSError, match="are the same file"):
+        local.cp_file(str(path), str(path))
+    assert path.read_bytes() == b"old"
 
 
 @pytest.mark.parametrize(
@@ -480,26 +462,17 @@ def test_a_move_without_a_source_is_an_error(tmp_path, named, options, error):
 
 @pytest.mark.parametrize("protocol", ["memory", "file"])
 def test_folders_are_created_and_removed_on_filesystems_with_folders(tmp_path, protocol):
-    top = str(tmp_path / "made") if protocol == "file" else "/made"
+    top = str(tmp_path / "made")
     fs = fsspec.filesystem("cachedfs", target_protocol=protocol)
-    assert not fs.exists(top)
     fs.mkdir(top)
-    assert fs.isdir(top)
-    with pytest.raises(FileExistsError):
-        fs.mkdir(top)
     fs.makedirs(f"{top}/b/c", exist_ok=True)
     fs.makedirs(f"{top}/b/c", exist_ok=True)
-    with pytest.raises(FileExistsError):
-        fs.makedirs(f"{top}/b/c")
-    assert fs.ls(top, detail=False) == [f"{top}/b"]
-    assert fs.ls(f"{top}/b/c") == []
+    for make in (fs.mkdir, fs.makedirs):
+        with pytest.raises(FileExistsError):
+            make(f"{top}/b/c")
+    assert (fs.isdir(top), fs.ls(top, detail=False), fs.ls(f"{top}/b/c")) == (True, [f"{top}/b"], [])
     fs.rmdir(f"{top}/b/c")
     assert not fs.exists(f"{top}/b/c")
-    with fs.open(f"{top}/b/x", "ab") as file:
-        file.write(b"one")
-    with fs.open(f"{top}/b/x", "ab") as file:
-        file.write(b" two")
-    assert fs.cat_file(f"{top}/b/x") == b"one two"
 
 
 @pytest.mark.parametrize("protocol", ["file", "memory"])
@@ -513,7 +486,9 @@ def test_a_file_changed_in_place_is_seen_at_once(tmp_path, protocol):
         with fs.open(path, "r+b") as file:
             file.seek(4)
             file.write(b"%d" % i)
-        assert fs.cat_file(path) == b"one %dwo" % i
+        with fs.open(path, "ab") as file:
+            file.write(b"!")
+        assert fs.cat_file(path) == b"one %dwo!" % i
 
 
 def test_an_empty_object_is_an_object(cloud, fs):
@@ -592,11 +567,10 @@ def test_metadata_of_a_replaced_or_changed_object_is_the_new_one(cloud, fs, cloc
         cloud.put("a", b"newer")
         assert fs.info(path)["size"] == 5
         assert (file.info()["size"], file.read()) == (3, b"old")
-    assert fs.cat_file(path) == b"newer"
     fs.origin_fs.setxattrs(path, content_type="text/x-new")
     clock(61)
     fs.evict(path)
-    fs.cat_file(path)
+    assert fs.cat_file(path) == b"newer"
     assert fs.info(path)["contentType"] == "text/x-new"
     assert fs.info(path) == fs.ls(cloud.bucket, detail=True)[0]
 
@@ -849,23 +823,6 @@ def test_an_unchanged_object_is_not_fetched_again_after_max_age(cloud, fs, clock
     assert cloud.server.bytes_sent() == sent
 
 
-def test_a_listing_refreshes_the_metadata_of_its_files(cloud, fs, clock):
-    names = [cloud.path(f"{i}") for i in range(5)]
-    for i in range(5):
-        cloud.put(f"{i}", b"old")
-    fs.find(cloud.bucket)
-    assert set(fs.cat(names).values()) == {b"old"}
-    clock(61)
-    cloud.put("3", b"new")
-    cloud.delete("4")
-    cloud.asked()
-    assert fs.find(cloud.bucket) == names[:4]
-    assert cloud.asked() == ["list"]
-    assert list(fs.cat(names[:4]).values()) == [b"old", b"old", b"old", b"new"]
-    assert not fs.exists(names[4])
-    assert cloud.asked() == ["media"]
-
-
 def test_an_absence_is_fresh_for_ten_seconds(cloud, fs, clock):
     path = cloud.path("a")
     assert not fs.exists(path)
@@ -1038,13 +995,6 @@ async def test_a_copy_into_a_pipe_is_written_to_its_reader(tmp_path):
     finally:  # without a writer, the reader would wait forever
         os.close(os.open(tmp_path / "same", os.O_RDWR | os.O_NONBLOCK))
     assert await asyncio.wait_for(reading, 120) == data
-
-
-async def test_a_copy_to_the_name_of_a_folder_is_refused(tmp_path):
-    for name in (f"{tmp_path}/folder/", tmp_path):
-        with pytest.raises(IsADirectoryError):
-            await filled(name, _write)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_cat_ranges_reads_cached_ranges_at_once_and_fetches_the_others_together(cloud, fs):
