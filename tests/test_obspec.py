@@ -362,11 +362,3 @@ def test_the_prefix_is_the_path_that_a_url_has_behind_its_bucket(made, root, pre
     store = made()
     assert (store.root, store.prefix) == (root, prefix)
     assert repr(store).startswith("CachedStore('c")
-
-
-def test_the_etag_of_an_object_on_s3(s3):
-    s3.put("k", b"12345")
-    store = CachedStore(f"s3://{s3.name}")
-    e_tag = store.fs.info(f"{s3.name}/k")["ETag"]
-    assert e_tag == store.head("k")["e_tag"] == store.get("k").meta["e_tag"]
-    assert [row["e_tag"] for page in store.list() for row in page] == [e_tag]

@@ -224,21 +224,6 @@ def test_failed_readahead_of_a_closed_file_is_not_retried(origin, monkeypatch):
     until(lambda: not engine.active_requests and not engine.by_block)
 
 
-def test_readahead_starts_again_when_a_block_of_a_cached_file_is_missing(cloud):
-    cloud.put("many", DATA := noise(300 * 64 * KiB))
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size="64KiB", request_size="256KiB")
-    fs.cat_file(cloud.path("many"), 64 * KiB, 200 * 64 * KiB)
-    cloud.server.reset()
-    with fs.open(cloud.path("many")) as file:
-        assert read_all(file) == DATA  # missing, cached, and missing again
-        assert cloud.server.count() <= 30  # 27: the first block, the 200th, and the others by fours
-        read_all(file)
-    with fs.open(cloud.path("many")) as file:
-        cloud.server.reset()
-        read_all(file)
-    assert cloud.server.count() == 0
-
-
 @pytest.fixture
 def threads():
     """Two threads; each makes a call and returns its result."""

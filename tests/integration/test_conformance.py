@@ -3,15 +3,12 @@
 The edge cases of patterns run over memory only.
 """
 
-import asyncio
-
 import fsspec
 import fsspec.tests.abstract as suites
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
-from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import cpu
 from zarr.storage import FsspecStore
 from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachine
@@ -144,22 +141,6 @@ class TestStore(StoreTests[FsspecStore, cpu.Buffer]):
 
     def test_store_supports_listing(self, store):
         assert store.supports_listing
-
-    async def test_partial_values_are_read_in_one_round_trip(self, store, monkeypatch):
-        keys = [f"c/{i}" for i in range(8)]
-        for key in keys:
-            await self.set(store, key, self.buffer_cls.from_bytes(key.encode()))
-        read, all_began = store.fs._reader.read, asyncio.Barrier(len(keys))
-
-        async def together(*args):
-            await all_began.wait()
-            return await read(*args)
-
-        monkeypatch.setattr(store.fs._reader, "read", together)
-        wanted = [(key, RangeByteRequest(2, 3)) for key in keys]
-        async with asyncio.timeout(60):
-            found = await store.get_partial_values(cpu.buffer_prototype, wanted)
-        assert [value.to_bytes().decode() for value in found] == [key[2] for key in keys]
 
 
 FEW_EXAMPLES = settings(

@@ -144,18 +144,6 @@ def test_find_with_a_prefix_finds_what_begins_with_it_in_the_folder_at_each_dept
     assert fs.find(f"{root}/pre_c", maxdepth=1, detail=True)[f"{root}/pre_c"]["size"] == 1
 
 
-def test_a_mapper_is_a_mapping_of_the_objects(base):
-    mapper = fsspec.get_mapper(f"{base}/m")
-    mapper["a/b"] = b"1"
-    mapper["c"] = b"2"
-    assert dict(mapper) == {"a/b": b"1", "c": b"2"}
-    assert mapper.getitems(["a/b", "nothing"], on_error="omit") == {"a/b": b"1"}
-    del mapper["c"]
-    assert list(mapper) == ["a/b"]
-    with pytest.raises(KeyError):
-        mapper["c"]
-
-
 @pytest.fixture
 def web(tmp_path):
     """The URL of a web server with one file."""
