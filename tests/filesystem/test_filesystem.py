@@ -776,6 +776,7 @@ def test_may_hold_is_what_the_size_limit_leaves(tmp_path):
     own = {"target_protocol": "memory", "cache_size": "8MiB"}
     fs = fsspec.filesystem("cachedfs", cache_dir=str(tmp_path / "own"), **own)
     assert 5 * MiB < fs.may_hold() <= 8 * MiB
+    assert fs.link_stats().n_timed == 0
     assert fsspec.filesystem("cachedfs", cache_dir="/proc/none", **own).may_hold() is None
 
 
