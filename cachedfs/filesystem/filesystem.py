@@ -33,7 +33,6 @@ from cachedfs.origins.drive_links import is_drive_link
 from cachedfs.origins.registry import object_name, strip
 
 if TYPE_CHECKING:
-    from cachedfs.cache.index.metadata_records import ListingRecord
     from cachedfs.core.reader import Reader
 
 if sys.platform == "win32":
@@ -215,13 +214,6 @@ class CachedFileSystem(ReadMethods, CacheMethods, WriteMethods, metaclass=_Drive
         if [info.path for info in found] == [path]:  # an object, maybe known only from a read's headers
             return [await self._info(path)]
         return [info.as_info() for info in found]
-
-    def _listing(self, folder: str) -> ListingRecord:
-        """Return the listing of a folder; `_is_current` tells how long it may be used."""
-        return self._run(self._reader.lookups.listings.get(folder))
-
-    def _is_current(self, folder: str, listing: ListingRecord) -> bool:
-        return self._reader.lookups.listings.is_current(folder, listing)
 
     async def _find(
         self,

@@ -166,7 +166,7 @@ class ObjectMove:
         """Bring all objects back and raise the error; return if all were moved and only answers were lost."""
         begun = [each for each in objects if each.has_begun]
         places = await self._places(begun)
-        if len(begun) == len(objects) and _are_moved(places.values()):
+        if len(begun) == len(objects) and {*places.values()} <= {(Place.NOTHING, Place.OBJECT)}:
             return
         ends = {each: next_step(*places[each], had_target=each.had_target) for each in begun}
         written = [each for each in begun if ends[each] in _WRITES]
@@ -251,7 +251,3 @@ def _outcome(ends: Mapping[MovedObject, Step], url: Callable[[str], str], *, mos
 def _listed(names: Sequence[str], most: int) -> str:
     more = [f"and {len(names) - most:,} more (the log names them)"] if len(names) > most else []
     return "; ".join([*names[:most], *more])
-
-
-def _are_moved(places: Iterable[tuple[Place, Place]]) -> bool:
-    return all(source is Place.NOTHING and target is Place.OBJECT for source, target in places)

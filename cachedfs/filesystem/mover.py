@@ -26,7 +26,9 @@ class Mover:
         inner = type(self._fs.origin_fs)
         copies = getattr(inner.mv, "__qualname__", "").startswith(("AbstractFileSystem.", "AsyncFileSystem."))
         single = not isinstance(path1, list) and maxdepth is None
-        if single and recursive and self._is_flat and not is_pattern(self._fs._strip(path1)):
+        # Where folders are only the beginnings of names, a folder is moved object by object.
+        is_flat = self._fs.target_protocol in SLASH_NAMES
+        if single and recursive and is_flat and not is_pattern(self._fs._strip(path1)):
             self._fs._run(self._move_folder(self._fs._strip(path1), path2, **kwargs))
             return
         if single and not recursive and self._fs._strip_object(path1) != self._fs._strip(path1):
@@ -44,11 +46,6 @@ class Mover:
                 [source, target], "mv", source, target + into, recursive=recursive, tree=True, **kwargs
             )
         )
-
-    @property
-    def _is_flat(self) -> bool:
-        """True where folders are only the beginnings of names, so that a folder is moved object by object."""
-        return self._fs.target_protocol in SLASH_NAMES
 
     async def _move_folder(
         self, source: str, path2: Any, batch_size: int | None = None, **kwargs: Any

@@ -66,7 +66,8 @@ class FolderListings:
         return self._list(folder) if files is None else files
 
     def _list(self, folder: str) -> Files:
-        identity, listing = self._fs.fsid, self._fs._listing(folder)
+        identity = self._fs.fsid
+        listing = self._fs._run(self._fs._reader.lookups.listings.get(folder))
         files: Files = {}
         for info in listing.infos:
             path = info.path.rstrip("/")
@@ -90,7 +91,7 @@ class FolderListings:
         kept = self._listed.get(folder)
         if kept is None or kept.identity != self._fs.fsid:
             return None
-        return kept.files if self._fs._is_current(folder, kept.listing) else None
+        return kept.files if self._fs._reader.lookups.listings.is_current(folder, kept.listing) else None
 
 
 def _items(name: str, info: ObjectInfo) -> list[tuple[str, Known | None]]:

@@ -118,7 +118,6 @@ SETATTR = Struct("=IIQQQQQQIIIIIIII")
 OPEN = Struct("=II")
 CREATE = Struct("=IIII")
 READ = Struct("=QQIIQII")  # also of WRITE
-RELEASE = Struct("=QIIQ")  # also of FLUSH
 MKDIR = Struct("=II")
 RENAME2 = Struct("=QII")
 INIT = Struct("=IIII")
@@ -140,7 +139,6 @@ def names_of(body: memoryview) -> list[bytes]:
 
 _OUT = Struct("=IiQ")
 _ATTRIBUTES = Struct("=QQQQQQIIIIIIIIII")
-_ENTRY = Struct("=QQQQII")
 _ENTRY_AND_ATTRIBUTES = Struct("=QQQQII" + "QQQQQQIIIIIIIIII")
 _VALID = Struct("=QII")
 _OPENED = Struct("=QII")

@@ -43,13 +43,9 @@ def temporary_file(folder: str | None) -> BinaryIO:
 
     The file is gone once it is closed, also if the process is killed. None stands for Python's own folder.
     """
-    try:
-        return cast("BinaryIO", tempfile.TemporaryFile(prefix="cachedfs-", dir=folder))
-    except FileNotFoundError:
-        if folder is None:
-            raise
+    if folder is not None:
         _make(folder)
-        return cast("BinaryIO", tempfile.TemporaryFile(prefix="cachedfs-", dir=folder))
+    return cast("BinaryIO", tempfile.TemporaryFile(prefix="cachedfs-", dir=folder))
 
 
 def _make(folder: str) -> None:

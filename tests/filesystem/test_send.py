@@ -13,7 +13,7 @@ from cachedfs.errors import AccessDenied, ObjectChanged, ObjectExists, OriginUna
 from cachedfs.origins import upload
 from cachedfs.origins.kept_mtime import kept_mtime_ns
 from cachedfs.sim import Fault
-from tests.support import KiB, forget, noise
+from tests.support import KiB, noise
 
 OLD, NEW, OTHER = noise(1000), noise(2000, seed=1), noise(2000, seed=2)
 PIECE = 256 * KiB
@@ -155,21 +155,11 @@ def test_a_session_that_gcs_forgot_is_begun_again(cloud, fs):
     cloud.server.fail(Fault(kind="upload", nth=2, status=410))
     send(fs, path, LARGE, replaces=None)
     assert fs.cat_file(path) == LARGE
-    cloud.server.fail(Fault(kind="upload", nth=2, status=410, times=1))
-    cloud.server.fail(Fault(kind="upload", nth=4, status=410, times=1))
+    for nth in (2, 4):
+        cloud.server.fail(Fault(kind="upload", nth=nth, status=410, times=1))
     with pytest.raises(OriginUnavailable, match="the service forgot the upload 2 times"):
         send(fs, path, LARGE[::-1], replaces=ANY_VERSION)
     assert fs.cat_file(path) == LARGE
-
-
-def test_a_failed_upload_leaves_nothing(cloud, fs):
-    path = cloud.path("k")
-    cloud.put("k", OLD)
-    cloud.server.fail(Fault(kind="upload", nth=2, status=403))
-    with pytest.raises(AccessDenied, match=f"gs://{path}: .*roles/storage.objectUser"):
-        send(fs, path, LARGE, replaces=ANY_VERSION)
-    assert fs.cat_file(path) == OLD
-    assert unfinished(cloud) == []
 
 
 def test_an_upload_that_is_damaged_on_the_way_is_refused(cloud, fs, monkeypatch):
@@ -211,22 +201,16 @@ def test_gcs_keeps_the_time_of_a_file(cloud, fs, data):
         "mtime": "2009-02-13T23:31:30.123456789Z",
         "goog-reserved-file-mtime": "1234567890",
     }
-    assert kept_mtime_ns(info.details) == AT_NS
+    fs.invalidate_cache()
     cloud.asked()
     fs.cat_file(path, 0, 1)
     assert kept_mtime_ns(fs._object(path).details) == AT_NS  # from the headers of the read
     assert cloud.asked() == ["media"]
-    fs.invalidate_cache()
     (listed,) = fs.ls(cloud.bucket)
-    assert kept_mtime_ns(listed) == AT_NS
-    assert cloud.asked() == ["list"]
-    forget()
-    again = fsspec.filesystem("cachedfs", target_protocol="gs")
-    assert kept_mtime_ns(again.info(path)) == AT_NS  # from the disk
-    assert cloud.asked() == []
-    assert kept_mtime_ns(look_up(again, path).details) == AT_NS
-    send(again, path, data, replaces=ANY_VERSION)
-    assert kept_mtime_ns(again.info(path)) is None
+    for found in (info.details, listed, look_up(fs, path).details):
+        assert kept_mtime_ns(found) == AT_NS
+    send(fs, path, data, replaces=ANY_VERSION)
+    assert kept_mtime_ns(fs.info(path)) is None
 
 
 # Google Drive
@@ -250,9 +234,12 @@ def test_drive_compares_the_version_just_before(drive, drive_fs):
     with pytest.raises(ObjectExists, match=f"drive://{path}: exists already"):
         send(drive_fs, path, OTHER, replaces=None)
     assert drive_fs.cat_file(path) == NEW
-    third = send(drive_fs, path, OTHER, replaces=ANY_VERSION)
+    third = send(drive_fs, path, OTHER, replaces=ANY_VERSION, mtime_ns=AT_NS)
     assert third.id == first.id
+    assert third.details["modified"].isoformat() == "2009-02-13T23:31:30.123000+00:00"  # in milliseconds
+    assert is_looked_up(drive_fs, path, third)
     assert drive_fs.cat_file(path) == OTHER
+    assert send(drive_fs, path, OTHER, replaces=third).details["modified"].year > 2009
 
 
 @pytest.mark.parametrize("change", ["remove", "trash", "rename", "move"])
@@ -284,16 +271,6 @@ def test_a_drive_file_by_its_id_and_by_a_shortcut(drive, drive_fs):
             assert is_looked_up(drive_fs, path, info)
 
 
-def test_drive_keeps_the_time_of_a_file_in_milliseconds(drive, drive_fs):
-    path = drive.path("k")
-    info = send(drive_fs, path, OLD, replaces=None, mtime_ns=AT_NS)
-    for _ in range(2):
-        assert info.details["modified"].isoformat() == "2009-02-13T23:31:30.123000+00:00"
-        assert is_looked_up(drive_fs, path, info)
-        info = send(drive_fs, path, NEW, replaces=info, mtime_ns=AT_NS)
-    assert send(drive_fs, path, NEW, replaces=info).details["modified"].year > 2009
-
-
 # Other origins
 @pytest.mark.parametrize(
     ("protocol", "size"),
@@ -306,8 +283,9 @@ def test_other_origins_are_compared_just_before(request, protocol, size, tmp_pat
     fs = fsspec.filesystem("cachedfs", target_protocol=protocol)
     fs.makedirs(folder, exist_ok=True)
     path, data = f"{folder}/k", noise(size, seed=4)
-    first = send(fs, path, data, replaces=None)
-    assert fs.cat_file(path) == data
+    with fs.transaction:  # does not delay it
+        first = send(fs, path, data, replaces=None)
+        assert fs.cat_file(path) == data
     # A local file that is seconds old has weaker evidence in a lookup.
     assert protocol == "file" or look_up(fs, path) == first
     fs.origin_fs.pipe_file(path, OTHER)
@@ -315,7 +293,6 @@ def test_other_origins_are_compared_just_before(request, protocol, size, tmp_pat
         send(fs, path, NEW, replaces=first)
     assert caught.value.errno == errno.ESTALE
     assert f"{path}: the object was replaced: its version is " in str(caught.value)
-    assert first.fingerprint in str(caught.value)
     with pytest.raises(ObjectExists, match=f"{path}: exists already"):
         send(fs, path, NEW, replaces=None)
     assert fs.cat_file(path) == OTHER
@@ -326,10 +303,3 @@ def test_other_origins_are_compared_just_before(request, protocol, size, tmp_pat
     send(fs, path, OLD, replaces=ANY_VERSION)
     assert fs.cat_file(path) == OLD
     assert fs.ls(folder, detail=False) == [path]
-
-
-def test_a_file_that_is_sent_in_a_transaction_is_there_at_once(fs, cloud, tmp_path):
-    local, path = fsspec.filesystem("cachedfs", target_protocol="file"), f"{tmp_path}/k"
-    with local.transaction:
-        send(local, path, OLD, replaces=None)
-        assert local.cat_file(path) == OLD

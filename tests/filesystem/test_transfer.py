@@ -53,6 +53,14 @@ def read_all(fs, place, data):
     assert fs.cat(fs.find(place.path("data"))) == data
 
 
+def exported_to(target, place, machine, n=20):
+    """Export n objects from machine "a"; return them by path."""
+    data, fs = filled(place, n), machine("a", place)
+    read_all(fs, place, data)
+    assert fs.export_cache(place.path("data"), str(target)).objects == n
+    return data
+
+
 def check_cache(place):
     cache = BlockStore(str(place.cache_dir), explicit=True)
     report = audit(cache)
@@ -64,17 +72,6 @@ def check_cache(place):
 def small_files(monkeypatch):
     """Make files of about 24 KB."""
     monkeypatch.setattr(gatherer, "FILE", 24 * KiB)
-
-
-def test_an_export_through_a_cachedfs_url_is_not_cached_itself(cloud, machine):
-    fs = machine("a", cloud)
-    data = filled(cloud, 20)
-    read_all(fs, cloud, data)
-    target = cloud.url("carry", "gs://").replace("gs://", "cgs://", 1)
-    fs.export_cache(cloud.path("data"), target)
-    fs = machine("b", cloud)
-    assert fs.import_cache(target).blocks == 20
-    assert fs.stats().blocks == 20
 
 
 # Cost in requests.
@@ -98,31 +95,6 @@ def test_hundreds_of_small_objects_are_imported_in_a_few_requests(cloud, machine
     read_all(fs, cloud, data)
     assert cloud.asked() == ["list"]
     check_cache(cloud)
-
-
-def test_a_drive_session_after_an_import_lists_only_expired_folders(drive, machine, clock):
-    fs = machine("a", drive)
-    data = filled(drive, 40, folders=4)
-    read_all(fs, drive, data)
-    clock(3600)
-    read_all(fs, drive, data)  # polls the change feed, so all metadata is an hour younger
-    target = drive.url("carry", "drive://")
-    assert fs.export_cache(drive.path("data"), target).objects == 40
-    drive.asked()
-    fs = machine("b", drive)
-    assert fs.import_cache(target).blocks == 40
-    assert drive.asked() == [
-        *["list"] * 2,
-        *["media"] * 3,
-    ]  # the folders above, and the names in the last one
-    read_all(fs, drive, data)
-    assert drive.asked() == []
-    clock(3600)
-    read_all(fs, drive, data)
-    assert drive.asked() == ["change", "get", *["list"] * 7]
-    clock(3600)
-    read_all(fs, drive, data)
-    assert drive.asked() == ["change"]
 
 
 def test_a_second_export_or_import_transfers_nothing_twice(cloud, machine, small_files):
@@ -151,34 +123,17 @@ def test_a_second_export_or_import_transfers_nothing_twice(cloud, machine, small
     assert fs.import_cache(target).blocks == 11
 
 
-def test_an_export_adds_to_those_of_other_machines_and_origins(cloud, drive, machine, tmp_path):
-    folder, everything = str(tmp_path / "carry"), {}
-    for name, place in (("a", cloud), ("b", cloud), ("c", drive)):
-        path = place.path(f"data/{name}")
-        everything[path] = place.put(f"data/{name}", noise(1000))
-        fs = machine(name, place)
-        fs.cat_file(path)
-        assert fs.export_cache(place.path("data"), folder).objects == 1
-    fs = machine("d", cloud)
-    assert fs.import_cache(folder).blocks == 2
-    assert fs.cat(list(everything)[:2]) == dict(list(everything.items())[:2])
-    assert machine("d", drive).import_cache(folder).blocks == 1
-
-
 @pytest.mark.parametrize("where", ["here", "there"])
 def test_an_export_is_a_shared_cache_and_a_shared_cache_is_an_export(cloud, machine, tmp_path, where):
     place = str(tmp_path / "carry") if where == "here" else cloud.url("carry", "gs://")
-    data = filled(cloud, 20)
-    read_all(machine("a", cloud), cloud, data)
-    machine("a", cloud).export_cache(cloud.path("data"), place)
+    data = exported_to(place.replace("gs://", "cgs://"), cloud, machine)  # it is not cached itself
     fs = machine("b", cloud, shared_cache=place)
     read_all(fs, cloud, data)
     assert fs.stats().requests == 0
     cloud.put("more", noise(9 * MiB))
     more = fs.cat_file(cloud.path("more"))
-    cloud.asked()
     fs = machine("c", cloud)
-    assert fs.import_cache(place).blocks == 29
+    assert fs.import_cache(place.replace("gs://", "cgs://")).blocks == fs.stats().blocks == 29
     cloud.asked()
     read_all(fs, cloud, data)
     assert fs.cat_file(cloud.path("more")) == more
@@ -196,50 +151,6 @@ def test_an_export_in_one_zip_file_replaces_an_earlier_one(cloud, machine, tmp_p
         assert fs.export_cache(cloud.path("data"), target).blocks == len(read)
     assert machine("b", cloud).import_cache(target).blocks == 40
     assert os.listdir(tmp_path).count("carry.zip.part") == 0
-
-
-def test_a_zip_file_that_is_no_export_is_an_error(cloud, machine, tmp_path):
-    fs, path = machine("b", cloud), tmp_path / "carry.zip"
-    with pytest.raises(ObjectNotFound, match=r"carry.zip"):
-        fs.import_cache(str(path))
-    path.write_bytes(noise(1000))
-    with pytest.raises(OriginUnavailable, match="no zip file"):
-        fs.import_cache(str(path))
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("../../x", b"x")
-    with pytest.raises(ObjectNotFound, match="run export again"):
-        fs.import_cache(str(path))
-
-
-@pytest.mark.parametrize("change", ["compressed", "header", "cut off"])
-def test_what_is_damaged_in_a_zip_file_is_named(cloud, machine, tmp_path, small_files, change):
-    path, data = tmp_path / "carry.zip", filled(cloud, 20)
-    fs = machine("a", cloud)
-    read_all(fs, cloud, data)
-    fs.export_cache(cloud.path("data"), str(path))
-    with zipfile.ZipFile(path) as file:
-        members = {each: file.read(each) for each in file.infolist()}
-    with zipfile.ZipFile(path, "w") as file:
-        for number, (member, content) in enumerate(members.items()):
-            kind = zipfile.ZIP_DEFLATED if change == "compressed" and not number else zipfile.ZIP_STORED
-            file.writestr(
-                member.filename, content[: len(content) - (change == "cut off" and not number)], kind
-            )
-    if change == "header":
-        flip(path, 26)  # the length of a name
-    got = machine("b", cloud).import_cache(str(path))
-    assert (got.blocks < 20, len(got.bad)) == (True, 1)
-
-
-def test_offline_export_and_import_send_no_request_to_the_origin(cloud, machine, tmp_path):
-    data = filled(cloud, 20)
-    read_all(machine("a", cloud), cloud, data)
-    cloud.asked()
-    machine("a", cloud, offline=True).export_cache(cloud.path("data"), str(tmp_path / "carry"))
-    fs = machine("b", cloud, offline=True)
-    assert fs.import_cache(str(tmp_path / "carry")).blocks == 20
-    read_all(fs, cloud, data)
-    assert cloud.asked() == []
 
 
 def test_an_export_that_fails_keeps_the_previous_export(cloud, machine, exported, monkeypatch):
@@ -266,11 +177,7 @@ def test_an_export_that_fails_keeps_the_previous_export(cloud, machine, exported
 @pytest.fixture
 def exported(cloud, machine, tmp_path, small_files):
     """Objects, and the folder with an export of them in several files."""
-    data = filled(cloud, 60)
-    fs = machine("a", cloud)
-    read_all(fs, cloud, data)
-    fs.export_cache(cloud.path("data"), str(tmp_path / "carry"))
-    return data, tmp_path / "carry"
+    return exported_to(tmp_path / "carry", cloud, machine, 60), tmp_path / "carry"
 
 
 def test_damaged_blocks_are_left_out_of_an_export(cloud, machine, tmp_path):
@@ -309,25 +216,46 @@ def test_an_import_beside_one_that_is_stopped_goes_on(cloud, machine, exported, 
     assert not any(map(cache.locks.take, locks))  # the other one still has them
 
 
-@pytest.mark.parametrize("harm", ["one byte", "cut off", "index"])
-def test_a_damaged_file_is_named_and_the_other_blocks_are_imported(cloud, machine, exported, harm):
+@pytest.mark.parametrize("change", ["compressed", "header", "cut off"])
+def test_what_is_damaged_in_a_zip_file_is_named(cloud, machine, tmp_path, small_files, change):
+    path = tmp_path / "carry.zip"
+    exported_to(path, cloud, machine)
+    with zipfile.ZipFile(path) as file:
+        members = {each.filename: file.read(each) for each in file.infolist()}
+    first = next(iter(members))
+    if change == "cut off":
+        members[first] = members[first][:-1]
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in members.items():
+            is_deflated = change == "compressed" and name == first
+            file.writestr(name, content, zipfile.ZIP_DEFLATED if is_deflated else zipfile.ZIP_STORED)
+    if change == "header":
+        flip(path, 26)  # the length of a name
+    got = machine("b", cloud).import_cache(str(path))
+    assert (got.blocks < 20, len(got.bad)) == (True, 1)
+
+
+@pytest.mark.parametrize("harm", [700, -60, -23, "cut off"])  # in the first block, and in the index
+@pytest.mark.parametrize("part", ["metadata", "blocks"])
+def test_every_wrong_byte_of_an_export_is_detected(cloud, machine, exported, part, harm):
+    """The file is named, and all that is not in it is imported."""
     data, folder = exported
-    file = with_blocks(folder)[0]
-    n = 1 if harm == "one byte" else len(OpenShared(file).index().pieces)
-    if harm == "one byte":
-        flip(file, 700)
-    elif harm == "index":
-        flip(file, -60)
+    file = with_metadata(folder) if part == "metadata" else with_blocks(folder)[0]
+    is_one_block = part == "blocks" and harm == 700
+    n = 60 if part == "metadata" else 1 if is_one_block else len(OpenShared(file).index().pieces)
+    if harm == "cut off":
+        file.write_bytes(file.read_bytes()[:-100])
     else:
-        file.write_bytes(file.read_bytes()[:-5000])
+        flip(file, harm)
+    tally("bytes of exports changed")
     fs = machine("b", cloud)
     got = fs.import_cache(str(folder))
     assert got.blocks == 60 - n
     assert [file.name in each for each in got.bad] == [not got.ok] == [True]
-    assert ("page 0 of a piece is damaged" in got.bad[0]) == (harm == "one byte")
+    assert ("page 0 of a piece is damaged" in got.bad[0]) == is_one_block
     cloud.asked()
     read_all(fs, cloud, data)
-    assert cloud.asked() == ["media"] * n
+    assert cloud.asked() == ["list"] * (part == "metadata") + ["media"] * n
 
 
 def test_metadata_that_cannot_be_stored_makes_the_import_fail(cloud, machine, exported, monkeypatch):
@@ -344,27 +272,25 @@ def test_metadata_that_cannot_be_stored_makes_the_import_fail(cloud, machine, ex
     read_all(fs, cloud, data)
 
 
-@pytest.mark.parametrize("part", ["metadata", "blocks"])
-def test_every_wrong_byte_of_an_export_is_detected(cloud, machine, exported, part):
-    data, folder = exported
-    path = with_metadata(folder) if part == "metadata" else with_blocks(folder)[0]
-    content = path.read_bytes()
-    for at in (700, len(content) - 23):  # in the first block or the index, and at the end of the index
-        changed = bytearray(content)
-        changed[at] ^= 104
-        path.write_bytes(changed)
-        fs = machine(f"b-{at}", cloud)
-        assert not fs.import_cache(str(folder)).ok
-        tally("bytes of exports changed")
-        assert fs.cat_file(name := cloud.path("data/3/00003.bin")) == data[name]
-
-
-def test_a_folder_that_is_not_an_export_is_an_error(cloud, machine, tmp_path):
-    fs = machine("b", cloud)
+def test_what_is_no_export_is_an_error(cloud, machine, tmp_path):
+    fs, archive = machine("b", cloud), tmp_path / "carry.zip"
     (tmp_path / "empty").mkdir()
     for name in ("empty", "none"):
         with pytest.raises(ObjectNotFound, match="run export again"):
             fs.import_cache(str(tmp_path / name))
+    with pytest.raises(ObjectNotFound, match=r"carry.zip"):
+        fs.import_cache(str(archive))
+    archive.write_bytes(noise(1000))
+    with pytest.raises(OriginUnavailable, match="no zip file"):
+        fs.import_cache(str(archive))
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("../../x", b"x")
+    with pytest.raises(ObjectNotFound, match="run export again"):
+        fs.import_cache(str(archive))
+
+
+def test_what_cannot_be_exported_is_an_error(cloud, machine, tmp_path):
+    fs = machine("b", cloud)
     with pytest.raises(CacheError, match="is cached, so nothing was exported"):
         fs.export_cache((cloud.path("data"), cloud.path("more")), str(tmp_path / "none"))
     with pytest.raises(ValueError, match="no path was given"):
@@ -384,12 +310,14 @@ def test_an_export_of_another_account_is_refused(cloud, machine, exported):
 )
 def test_an_import_fills_blocks_of_any_size(cloud, machine, tmp_path, before, after, n):
     data = cloud.put("data/big", noise(21 * MiB))
-    fs = machine("a", cloud, block_size=before)
-    fs.cat_file(cloud.path("data/big"))
+    machine("a", cloud, block_size=before).cat_file(cloud.path("data/big"))
+    fs = machine("a", cloud, block_size=before, offline=True)
+    cloud.asked()
     fs.export_cache(cloud.path("data"), str(tmp_path / "carry"))
     fs = machine("b", cloud, block_size=after, offline=True)
     assert fs.import_cache(str(tmp_path / "carry")).blocks == n
     assert fs.cat_file(cloud.path("data/big")) == data
+    assert cloud.asked() == []
 
 
 # Imported data is never older than `max_age` allows.
@@ -398,10 +326,7 @@ def test_objects_that_changed_since_the_export_are_read_anew_after_max_age(
     where, request, machine, clock, tmp_path
 ):
     place = request.getfixturevalue(where)
-    data = filled(place, 30)
-    fs = machine("a", place)
-    read_all(fs, place, data)
-    fs.export_cache(place.path("data"), str(tmp_path / "carry"))
+    data = exported_to(tmp_path / "carry", place, machine, 30)
     changed = place.path("data/3/00003.bin")
     data[changed] = place.put("data/3/00003.bin", b"another")
     data[place.path("data/4/new")] = place.put("data/4/new", b"new")
@@ -447,10 +372,7 @@ def test_an_import_does_not_undo_writes_of_this_machine(cloud, machine, clock, t
 
 
 def test_a_later_change_feed_does_not_confirm_imported_metadata(drive, machine, clock, tmp_path):
-    data = filled(drive, 30)
-    fs = machine("a", drive)
-    read_all(fs, drive, data)
-    fs.export_cache(drive.path("data"), str(tmp_path / "carry"))
+    exported_to(tmp_path / "carry", drive, machine, 30)
     drive.put("data/3/00003.bin", b"another")
     clock(61)
     fs = machine("b", drive)

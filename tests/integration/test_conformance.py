@@ -3,15 +3,12 @@
 The edge cases of patterns run over memory only.
 """
 
-import asyncio
-
 import fsspec
 import fsspec.tests.abstract as suites
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
-from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import cpu
 from zarr.storage import FsspecStore
 from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachine
@@ -25,14 +22,18 @@ class Fixtures(suites.AbstractFixtures):
         return lambda *parts: "/".join(parts)
 
 
+def filesystem(tmp_path_factory, protocol, **options):
+    return fsspec.filesystem(
+        protocol, cache_dir=str(tmp_path_factory.mktemp("cache")), keep_free=0, **options
+    )
+
+
 class OverMemory(Fixtures):
     @pytest.fixture(scope="class")
     @classmethod
     def fs(cls, tmp_path_factory):
         MemoryFileSystem.store.clear()
-        yield fsspec.filesystem(
-            "cachedfs", target_protocol="memory", cache_dir=str(tmp_path_factory.mktemp("cache")), keep_free=0
-        )
+        yield filesystem(tmp_path_factory, "cachedfs", target_protocol="memory")
         MemoryFileSystem.store.clear()
         MemoryFileSystem.pseudo_dirs[:] = [""]
 
@@ -46,12 +47,8 @@ class OverGCS(Fixtures):
     @classmethod
     def fs(cls, gcs_server, tmp_path_factory):
         gcs_server.make_bucket("conformance")
-        return fsspec.filesystem(
-            "cgs",
-            gs={"token": "anon", "endpoint_url": gcs_server.endpoint_url},
-            cache_dir=str(tmp_path_factory.mktemp("cache")),
-            keep_free=0,
-        )
+        origin = {"token": "anon", "endpoint_url": gcs_server.endpoint_url}
+        return filesystem(tmp_path_factory, "cgs", gs=origin)
 
     @pytest.fixture
     def fs_path(self):
@@ -67,12 +64,8 @@ class OverDrive(Fixtures):
     @classmethod
     def fs(cls, drive_server, tmp_path_factory):
         drive_server.folder("conformance")
-        return fsspec.filesystem(
-            "cdrive",
-            drive={"token": "anon", "endpoint_url": drive_server.endpoint_url},
-            cache_dir=str(tmp_path_factory.mktemp("cache")),
-            keep_free=0,
-        )
+        origin = {"token": "anon", "endpoint_url": drive_server.endpoint_url}
+        return filesystem(tmp_path_factory, "cdrive", drive=origin)
 
     @pytest.fixture
     def fs_path(self):
@@ -148,22 +141,6 @@ class TestStore(StoreTests[FsspecStore, cpu.Buffer]):
 
     def test_store_supports_listing(self, store):
         assert store.supports_listing
-
-    async def test_partial_values_are_read_in_one_round_trip(self, store, monkeypatch):
-        keys = [f"c/{i}" for i in range(8)]
-        for key in keys:
-            await self.set(store, key, self.buffer_cls.from_bytes(key.encode()))
-        read, all_began = store.fs._reader.read, asyncio.Barrier(len(keys))
-
-        async def together(*args):
-            await all_began.wait()
-            return await read(*args)
-
-        monkeypatch.setattr(store.fs._reader, "read", together)
-        wanted = [(key, RangeByteRequest(2, 3)) for key in keys]
-        async with asyncio.timeout(60):
-            found = await store.get_partial_values(cpu.buffer_prototype, wanted)
-        assert [value.to_bytes().decode() for value in found] == [key[2] for key in keys]
 
 
 FEW_EXAMPLES = settings(

@@ -2,9 +2,9 @@
 
 import asyncio
 import errno
-import functools
 import re
 import traceback
+from functools import partial
 
 import fsspec
 import pytest
@@ -45,35 +45,24 @@ def failure(act, kind):
 
 
 # Missing objects.
-def test_reading_a_missing_object_is_file_not_found(cloud, fs):
-    for name, read in every_read(fs, cloud.path("nothing")).items():
-        error = failure(read, FileNotFoundError)
+def test_a_missing_object_is_file_not_found(cloud, fs):
+    path = cloud.path("nothing")
+    ask = {name: getattr(fs, name) for name in ("info", "ls", "created", "modified", "ukey", "size")}
+    for name, act in {**every_read(fs, path), **{each: partial(ask[each], path) for each in ask}}.items():
+        error = failure(act, FileNotFoundError)
         assert error.errno == errno.ENOENT, name
         assert cloud.url("nothing") in str(error), name
         forget()
 
 
-def test_metadata_of_a_missing_object_is_file_not_found(cloud, fs):
-    for ask in ("info", "ls", "created", "modified", "ukey", "size"):
-        error = failure(lambda ask=ask: getattr(fs, ask)(cloud.path("nothing")), FileNotFoundError)
-        assert cloud.url("nothing") in str(error), ask
-
-
 def test_a_missing_bucket_is_file_not_found(cloud, fs):
-    for act in (
-        lambda: fs.cat_file("no-such-bucket/a"),
-        lambda: fs.open("no-such-bucket/a"),
-        lambda: fs.ls("no-such-bucket"),
-        lambda: fs.info("no-such-bucket"),
-        lambda: fs.find("no-such-bucket"),  # as in gcsfs: an empty list would be an empty dataset
-        lambda: fs.find("no-such-bucket/a"),
-        lambda: fs.glob("no-such-bucket/**"),
-        lambda: fs.du("no-such-bucket"),
-        lambda: fs.pipe_file("no-such-bucket/a", b"1"),
-    ):
-        error = failure(act, FileNotFoundError)
+    # As in gcsfs: an empty list would be an empty dataset.
+    for name in ("cat_file", "open", "ls", "info", "find", "glob", "du"):
+        path = "no-such-bucket" if name in ("ls", "info", "find", "du") else "no-such-bucket/**"
+        error = failure(partial(getattr(fs, name), path), FileNotFoundError)
         assert error.errno == errno.ENOENT
         assert "no-such-bucket" in str(error)
+    failure(lambda: fs.pipe_file("no-such-bucket/a", b"1"), FileNotFoundError)
 
 
 def test_a_missing_path_is_named_as_it_was_given(cloud, fs, tmp_path):
@@ -87,11 +76,17 @@ def test_a_missing_path_is_named_as_it_was_given(cloud, fs, tmp_path):
         fs.put_file(tmp_path / "here", "no-such-bucket-here/a")
 
 
-def test_a_single_missing_object_is_not_omitted(cloud, fs):
-    with pytest.raises(FileNotFoundError):
-        fs.cat(cloud.path("nothing"), on_error="omit")
-    assert isinstance(fs.cat(cloud.path("nothing"), on_error="return"), FileNotFoundError)
-    assert fs.cat([cloud.path("nothing")], on_error="omit") == {}
+def test_of_several_objects_a_missing_one_can_be_omitted_or_returned(cloud, fs):
+    here, absent = cloud.path("d/here"), cloud.path("absent")
+    found = {here: cloud.put("d/here", b"1")}
+    assert fs.cat([here, absent], on_error="omit") == found
+    assert fs.cat(cloud.path("d"), recursive=True, on_error="omit") == found  # it returns the folder too
+    returned = fs.cat([here, absent], on_error="return")[absent]
+    assert isinstance(returned, FileNotFoundError)
+    assert isinstance(fs.cat(absent, on_error="return"), FileNotFoundError)
+    for path, options in (([here, absent], {}), (absent, {"on_error": "omit"})):
+        with pytest.raises(FileNotFoundError):
+            fs.cat(path, **options)
 
 
 def test_reading_a_folder_as_an_object_is_is_a_directory(cloud, fs):
@@ -150,7 +145,7 @@ async def levels_of(fs, path):
 
 @pytest.mark.parametrize("status", [400, 401, 403, 412, 500])
 def test_only_a_true_404_is_file_not_found(cloud, fs, status, monkeypatch):
-    monkeypatch.setattr(fsspec_origin, "RetryPolicy", functools.partial(RetryPolicy, tries=2, base_s=0.0))
+    monkeypatch.setattr(fsspec_origin, "RetryPolicy", partial(RetryPolicy, tries=2, base_s=0.0))
     cloud.put("a", b"1")
     cloud.server.fail(Fault(status=status, times=None))
     for act in (
@@ -168,7 +163,7 @@ def test_only_a_true_404_is_file_not_found(cloud, fs, status, monkeypatch):
 
 def test_a_folder_that_cannot_be_listed_is_an_error_and_not_empty(cloud, fs, monkeypatch):
     """fsspec would leave it out and return an incomplete list."""
-    monkeypatch.setattr(fsspec_origin, "RetryPolicy", functools.partial(RetryPolicy, tries=2, base_s=0.0))
+    monkeypatch.setattr(fsspec_origin, "RetryPolicy", partial(RetryPolicy, tries=2, base_s=0.0))
     for name in ("d1/x", "d2/x"):
         cloud.put(name, b"1")
     root = cloud.path("").rstrip("/")

@@ -9,24 +9,6 @@ from tests.support import KiB, forget, noise
 BLOCK = 64 * KiB
 
 
-def test_read_list_and_write(s3):
-    for n in range(3):
-        s3.put(f"d/{n}", noise(1000, n))
-    with fsspec.open(s3.url("d/0")) as file:
-        assert file.read() == noise(1000)
-    fs, path = fsspec.url_to_fs(s3.url("d"))
-    assert fs.ls(path, detail=False) == [s3.path(f"d/{n}") for n in range(3)]
-    assert fs.info(s3.path("d/0"))["ETag"] in fs.ukey(s3.path("d/0"))
-    with fsspec.open(s3.url("d/new"), "wb") as file:
-        file.write(b"new")
-    fs.mv(s3.path("d/1"), s3.path("d/moved"))
-    fs.rm(s3.path("d/2"))
-    assert s3.server.get(s3.name, "d/new") == b"new"
-    assert fs.cat(fs.find(path)) == {
-        s3.path("d/0"): noise(1000), s3.path("d/moved"): noise(1000, 1), s3.path("d/new"): b"new"
-    }  # fmt: skip
-
-
 def test_the_second_read_sends_no_request(s3):
     data = s3.put("a.bin", noise(5 * BLOCK + 7))
     for expected in (["media", "metadata"], []):

@@ -8,7 +8,7 @@ import pytest
 from fsspec.callbacks import Callback
 from fsspec.generic import rsync
 
-from tests.support import KiB, MiB, WebServer, forget, noise
+from tests.support import KiB, MiB, WebServer, files_below, forget, noise
 
 ROWS = "n\n" + "".join(f"{i}\n" for i in range(5000))
 
@@ -16,81 +16,46 @@ uploading = pytest.mark.filterwarnings("ignore:Sending a large body directly")  
 
 
 # URL forms and options.
-def test_options_reach_cachedfs_and_the_target(cloud, tmp_path):
+
+
+@pytest.mark.parametrize(
+    ("prefix", "name"),
+    [
+        ("cachedfs::gs://", "gs"), ("cachedfs::gcs://", "gcs"),
+        ("cgs://", "gs"), ("cgs://", "gcs"), ("cgs://", "target_options"),
+    ],
+)  # fmt: skip
+def test_options_reach_cachedfs_and_the_target(cloud, tmp_path, prefix, name):
     ours = {"cache_dir": str(tmp_path / "elsewhere"), "block_size": 64 * KiB}
     theirs = {"token": "anon", "endpoint_url": cloud.server.endpoint_url, "consistency": "size"}
+    options = ours if prefix == "cgs://" else {"cachedfs": ours}
     data = cloud.put("a.bin", noise(200 * KiB))
-    with fsspec.open(cloud.url("a.bin"), cachedfs=ours, gs=theirs) as file:
+    with fsspec.open(cloud.url("a.bin", prefix), **options, **{name: theirs}) as file:
         assert file.read() == data
         assert file.blocksize == 64 * KiB
         assert file.fs.target_options == theirs
         assert file.fs.stats().cache_dir.startswith(ours["cache_dir"])
-    for options in ({"target_options": theirs}, {"gs": theirs}):
-        fs = fsspec.filesystem("cachedfs", target_protocol="gs", **ours, **options)
-        assert fs.cat_file(cloud.path("a.bin")) == data
-        assert fs.target_options == theirs
-    for options in ({"target_options": theirs}, {"gs": theirs}, {"gcs": theirs}):
-        fs = fsspec.filesystem("cgs", **ours, **options)
-        assert fs.cat_file(cloud.path("a.bin")) == data
-        assert fs.target_options == theirs
-    for prefix, options in (
-        ("cgs://", {**ours, "gs": theirs}),
-        ("cachedfs::gcs://", {"cachedfs": ours, "gcs": theirs}),
-    ):
-        with fsspec.open(cloud.url("a.bin", prefix), **options) as file:
-            assert file.fs.target_options == theirs
-            assert file.read() == data
 
 
 # Methods of fsspec.
-def test_open_files_by_glob_and_by_list(cloud):
-    for i in range(12):
-        cloud.put(f"f/{i:02}.txt", f"text {i}".encode())
-    for files in (
-        fsspec.open_files(cloud.url("f/*.txt"), "rt"),
-        fsspec.open_files([cloud.url(f"f/{i:02}.txt") for i in range(12)], "rt"),
-        fsspec.open_files(cloud.url("f/*.txt", "cgs://"), "rt"),
-    ):
-        assert len(files) == 12
-        with files as opened:
-            assert [file.read() for file in opened] == [f"text {i}" for i in range(12)]
-
-
-def test_cat_accepts_many_paths_in_every_form_and_globs(cloud, fs):
-    for i in range(5):
-        cloud.put(f"f/{i}", noise(100, i))
-    expected = {cloud.path(f"f/{i}"): noise(100, i) for i in range(5)}
-    for prefix in ("", "gs://", "cachedfs::gs://"):
-        assert fs.cat([cloud.url(f"f/{i}", prefix) for i in range(5)]) == expected
-    assert fs.cat(cloud.url("f/*")) == expected
-    assert fs.cat(cloud.path("f"), recursive=True, on_error="omit") == expected  # it returns the folder too
-    absent = cloud.path("f/absent")
-    with pytest.raises(FileNotFoundError):
-        fs.cat([*expected, absent])
-    assert fs.cat([*expected, absent], on_error="omit") == expected
-    assert isinstance(fs.cat([*expected, absent], on_error="return")[absent], FileNotFoundError)
 
 
 @pytest.mark.parametrize("prefix", ["cgs://", "cachedfs::gs://"])
 def test_rsync_takes_our_urls(cloud, tmp_path, prefix):
     options = {} if prefix == "cgs://" else {"inst_kwargs": {"default_method": "options"}}
-    for name in ("a", "d/b", "d/c"):
+    for name in ("a", "d/b"):
         cloud.put(f"from/{name}", name.encode())
     cloud.put("to/old", b"")
     source, target, local = cloud.url("from", prefix), cloud.url("to", prefix), f"file://{tmp_path}/to"
-    for there in (target, local):
-        copied = rsync(source, there, delete_missing=True, **options)
-        assert copied == {f"{source}/{name}": f"{there}/{name}" for name in ("a", "d/b", "d/c")}
-        assert rsync(source, there, **options) == {}
-    assert (tmp_path / "to/d/b").read_bytes() == b"d/b"
+    for start, end in ((source, target), (source, local), (local, cloud.url("back", prefix))):
+        copied = rsync(start, end, delete_missing=True, **options)
+        assert copied == {f"{start}/{name}": f"{end}/{name}" for name in ("a", "d/b")}
+        assert rsync(start, end, **options) == {}
     fs = fsspec.filesystem("cgs")
-    assert fs.cat(fs.find(cloud.path("to"))) == {
-        cloud.path(f"to/{n}"): n.encode() for n in ("a", "d/b", "d/c")
-    }
-    assert rsync(local, cloud.url("back", prefix), **options).keys() == {
-        f"{local}/{n}" for n in ("a", "d/b", "d/c")
-    }
-    assert len(fs.find(cloud.path("back"))) == 3
+    for top in ("to", "back"):
+        assert fs.cat(fs.find(cloud.path(top))) == {
+            cloud.path(f"{top}/{n}"): n.encode() for n in ("a", "d/b")
+        }
 
 
 class Counting(Callback):
@@ -106,34 +71,25 @@ class Counting(Callback):
 
 @uploading
 def test_get_and_put_report_sizes_to_their_callbacks(cloud, fs, tmp_path):
-    sizes = {f"{i}.bin": 1000 * i + 1 for i in range(4)} | {"big.bin": 3 * MiB}
-    local = tmp_path / "local"
+    data = {name: noise(size, size) for name, size in (("small", 1), ("big", 3 * MiB))}
+    local, back = tmp_path / "local", tmp_path / "of" / "its own"
     local.mkdir()
-    for name, size in sizes.items():
-        (local / name).write_bytes(noise(size, size))
-    put = Counting()
+    for name, content in data.items():
+        (local / name).write_bytes(content)
+    put, got = Counting(), Counting()
     fs.put(f"{local}/", cloud.url("up/"), recursive=True, callback=put)
-    assert (put.size, put.value) == (5, 5) or (put.size, put.value) == (6, 6)  # fsspec may count the folder
-    for _ in range(2):
-        got, target = Counting(), tmp_path / f"back-{_}"
-        fs.get(cloud.url("up"), str(target), recursive=True, callback=got)
-        assert {path.name: path.stat().st_size for path in target.iterdir()} == sizes
-        for name, size in sizes.items():
-            branch = got.branches[str(target / name)]
-            assert (branch.size, branch.value) == (size, size)
-            assert (target / name).read_bytes() == noise(size, size)
+    assert put.size == put.value in (2, 3)  # fsspec may count the folder
+    fs.get(cloud.url("up"), str(back), recursive=True, callback=got)
+    assert files_below(back) == data
+    for name, content in data.items():
+        branch = got.branches[str(back / name)]
+        assert branch.size == branch.value == len(content)
     one = Counting()
-    fs.get_file(cloud.path("up/big.bin"), tmp_path / "one", callback=one)
-    assert (one.size, one.value) == (3 * MiB, 3 * MiB)
-    fs.get_file(cloud.path("up/0.bin"), tmp_path / "of" / "its own" / "zero")
-    assert (tmp_path / "of" / "its own" / "zero").read_bytes() == noise(1, 1)
+    fs.put_file(back / "big", cloud.path("up/one"), callback=one)
+    assert one.size == one.value == 3 * MiB
     with pytest.raises(FileNotFoundError):
         fs.get_file(cloud.path("up/none"), tmp_path / "nothing" / "none")
     assert not (tmp_path / "nothing").exists()
-    one = Counting()
-    fs.put_file(tmp_path / "one", cloud.path("up/one"), callback=one)
-    assert (one.size, one.value) == (3 * MiB, 3 * MiB)
-    assert fs.cat_file(cloud.path("up/one")) == noise(3 * MiB, 3 * MiB)
 
 
 def test_find_glob_walk_and_du_agree(cloud, fs):
@@ -152,11 +108,9 @@ def test_find_glob_walk_and_du_agree(cloud, fs):
         assert walked[cloud.path("t/2")] == ([], [f"{b}.txt" for b in range(4)])
         assert fs.du(top) == sum(map(len, tree.values()))
         assert fs.du(top, total=False) == {cloud.path(key): len(data) for key, data in tree.items()}
-        assert fs.ls(top, detail=False) == [cloud.path(f"t/{a}") for a in range(3)]
         assert sorted(fs.expand_path(top, recursive=True, maxdepth=2)) == sorted(
             [cloud.path("t"), *(cloud.path(f"t/{a}") for a in range(3)), *paths]
         )
-    assert fs.find(cloud.path("t"), prefix="1/2") == fs.find(cloud.path("t"), prefix="1/2", maxdepth=2)
     assert fs.find(cloud.path("t"), prefix="1/2", maxdepth=2) == [cloud.path("t/1/2.txt")]
     assert fs.du(cloud.path("t/1/2.txt"), maxdepth=1) == 12
     cloud.put("t/new", b"new")
@@ -168,19 +122,7 @@ def test_find_glob_walk_and_du_agree(cloud, fs):
         cloud.path("t"),
         *(cloud.path(f"t/{a}") for a in range(3)),
     ]
-    assert fs.isdir(cloud.path("t/1"))
-    assert fs.isfile(cloud.path("t/1/1.txt"))
-    assert fs.size(cloud.path("t/1/1.txt")) == 11
     assert fs.sizes([cloud.path("t/1/1.txt"), cloud.path("t/2/1.txt")]) == [11, 21]
-
-
-def test_head_tail_and_read_block(cloud, fs):
-    data = cloud.put("a.txt", b"one\ntwo\nthree\nfour\n")
-    assert fs.head(cloud.path("a.txt"), 3) == data[:3]
-    assert fs.tail(cloud.path("a.txt"), 5) == data[-5:]
-    assert fs.read_block(cloud.path("a.txt"), 2, 6, delimiter=b"\n") == b"two\nthree\n"
-    assert fs.read_text(cloud.path("a.txt")) == data.decode()
-    assert fs.read_bytes(cloud.path("a.txt"), start=4, end=7) == b"two"
 
 
 def test_find_with_a_prefix_finds_what_begins_with_it_in_the_folder_at_each_depth(base):
@@ -200,18 +142,6 @@ def test_find_with_a_prefix_finds_what_begins_with_it_in_the_folder_at_each_dept
     assert found(prefix=None, maxdepth=1) == ["pre_c"]
     assert fs.find(f"{root}/pre_c", prefix="pre_") == []
     assert fs.find(f"{root}/pre_c", maxdepth=1, detail=True)[f"{root}/pre_c"]["size"] == 1
-
-
-def test_a_mapper_is_a_mapping_of_the_objects(base):
-    mapper = fsspec.get_mapper(f"{base}/m")
-    mapper["a/b"] = b"1"
-    mapper["c"] = b"2"
-    assert dict(mapper) == {"a/b": b"1", "c": b"2"}
-    assert mapper.getitems(["a/b", "nothing"], on_error="omit") == {"a/b": b"1"}
-    del mapper["c"]
-    assert list(mapper) == ["a/b"]
-    with pytest.raises(KeyError):
-        mapper["c"]
 
 
 @pytest.fixture

@@ -97,27 +97,30 @@ def test_valid_blocks_that_differ_from_the_origin_are_dropped(cloud, fs, caplog)
     assert fs.cat_file(path) == data
 
 
+def test_what_is_not_cached_is_not_checked(cloud):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", read_ahead=0)  # readahead would fetch the rest
+    path = cloud.path("x")
+    cloud.put("x", noise(SIZE))
+    cloud.put("empty", b"")
+    for blocks, span in enumerate([None, (0, 10), (-10, None)]):
+        if span is not None:
+            fs.cat_file(path, *span)
+        [found] = fs.verify(path)
+        assert (found.blocks, found.missing, found.whole, found.ok) == (blocks, 4 - blocks, None, True)
+        assert "not all of it" in found.reason
+    assert fs.verify(cloud.path("empty"))[0].whole is True
+    with pytest.raises(ObjectNotFound):
+        fs.verify(cloud.path("nothing"))
+
+
 def test_verify_reports_a_valid_block_that_is_too_short(cloud, fs):
     cloud.put("x", noise(SIZE))
     fs.cat_file(cloud.path("x"))
     forget()
     rewrite(files_of(cloud)[3], lambda block: block[:10])
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
-    [found] = fs.verify(cloud.path("x"))
+    [found] = fsspec.filesystem("cachedfs", target_protocol="gs").verify(cloud.path("x"))
     assert (found.blocks, found.bad, found.whole) == (3, (3,), None)
     assert "10 bytes, not 17" in found.reason
-    assert fs.cached_extent(cloud.path("x")) == [(0, 3 * MiB)]
-
-
-def test_a_partly_cached_object_is_checked_by_block_only(cloud):
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs", read_ahead=0)  # readahead would fetch the rest
-    path = cloud.path("x")
-    cloud.put("x", noise(SIZE))
-    fs.cat_file(path, 0, 10)
-    fs.cat_file(path, -10)
-    [found] = fs.verify(path)
-    assert (found.blocks, found.missing, found.whole, found.ok) == (2, 2, None, True)
-    assert "not all of it" in found.reason
 
 
 def test_a_missing_checksum_is_requested_unless_offline(cloud, fs):
@@ -148,16 +151,6 @@ def test_verify_of_a_folder_checks_everything_below_without_a_request(cloud, fs)
     assert all(each.whole for each in found)
     assert len(offline.verify(cloud.bucket)) == 6
     assert cloud.asked() == []
-
-
-def test_verify_of_missing_and_uncached_objects(cloud, fs):
-    cloud.put("x", noise(100))
-    with pytest.raises(ObjectNotFound):
-        fs.verify(cloud.path("nothing"))
-    [found] = fs.verify(cloud.path("x"))
-    assert (found.blocks, found.missing, found.whole, found.ok) == (0, 1, None, True)
-    cloud.put("empty", b"")
-    assert fs.verify(cloud.path("empty"))[0].whole is True
 
 
 def test_drive_objects_are_compared_by_md5(drive):

@@ -37,17 +37,6 @@ def edges_without_time(answer):
     answer.headers.pop("Last-Modified", None)
 
 
-def test_an_object_is_read_in_one_request_and_then_from_the_cache(fs, world):
-    url = world.put("x", noise(MiB))
-    assert fs.cat_file(url) == world.get("x")
-    assert fs.info(url)["size"] == MiB
-    with fs.open(url) as file:
-        assert file.read(9) == world.get("x")[:9]
-    forget()
-    assert fsspec.filesystem("cachedfs", target_protocol="http").cat_file(url, 5, 9) == world.get("x")[5:9]
-    assert len(world.log) == 1
-
-
 @pytest.mark.filterwarnings("ignore:.*its ETag differs from answer to answer")
 @pytest.mark.parametrize("change", [edges, edges_without_time])
 def test_an_object_of_several_servers_is_read(fs, world, change):

@@ -42,9 +42,8 @@ def numbers_in(name, data):
     numbers = []
     for text in data.splitlines(keepends=True):
         body, _, checksum = text.rpartition(b" ")
-        assert checksum == b"%08x\n" % zlib.crc32(body), (
-            f"torn: {name} has {len(data):,} bytes: {text[:30]!r}"
-        )
+        torn = f"torn: {name} has {len(data):,} bytes: {text[:30]!r}"
+        assert checksum == b"%08x\n" % zlib.crc32(body), torn
         writer, number, _ = body.decode().split(" ", 2)
         assert writer == name
         numbers.append(int(number))
@@ -84,15 +83,24 @@ class Mount:
         until(is_mounted)
         self.pid = json.loads(self.done.stdout)["pid"]
 
-    def kill(self):
-        os.kill(self.pid, signal.SIGKILL)
+    def numbers_at_origin(self, name):
+        """Return the numbers of the versions in an object, read without a mount; none if it is missing."""
+        top = f"{self.cloud.server.endpoint_url}/storage/v1/b/{self.cloud.bucket}"
+        try:
+            with urllib.request.urlopen(f"{top}/o/data%2F{name}?alt=media") as answer:
+                return numbers_in(name, answer.read())
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                pytest.fail(str(error))
+            return []
 
 
 class Worker:
-    def __init__(self, mount, number, mount_number):
-        self.cloud, self.folder, self.mount_number = mount.cloud, mount.folder / "data", mount_number
-        self.name, self.random = f"m{mount_number}-w{number}", random.Random(number)
-        self.counts = Counter()
+    """Works in one mount."""
+
+    def __init__(self, mount, number):
+        self.mount, self.folder, self.random = mount, mount.folder / "data", random.Random(number)
+        self.name, self.counts = f"{mount.folder.name}-w{number}", Counter()
 
     def work(self, seconds):
         end = time.monotonic() + seconds
@@ -105,7 +113,7 @@ class Worker:
 
 
 class Writer(Worker):
-    """Writes its own files, through one mount only."""
+    """Writes its own files."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -125,27 +133,16 @@ class Writer(Worker):
             os.replace(target, path)
         self.accepted[name].append(number)
         self.counts.update(["writes accepted", *(["lines"] if kind == "log" else [])])
-        assert self.is_there(name, number), f"lost: version {number} of {name}"
+        self.check(name, [number])
 
-    def is_there(self, name, number):
-        top = f"{self.cloud.server.endpoint_url}/storage/v1/b/{self.cloud.bucket}"
-        try:
-            with urllib.request.urlopen(f"{top}/o/data%2F{name}?alt=media") as answer:
-                numbers = numbers_in(name, answer.read())
-        except urllib.error.HTTPError as error:
-            if error.code != 404:
-                pytest.fail(str(error))
-            return False
-        return number in numbers if name.startswith("log") else numbers[0] >= number
-
-    def check_at_end(self):
-        for name, accepted in self.accepted.items():
-            for number in accepted if name.startswith("log") else accepted[-1:]:
-                assert self.is_there(name, number), f"lost at the end: version {number} of {name}"
+    def check(self, name, numbers):
+        found = self.mount.numbers_at_origin(name)
+        is_there = {*numbers} <= {*found} if name.startswith("log") else max(found, default=0) >= numbers[-1]
+        assert is_there, f"lost: of the versions {numbers} of {name}, there are {found}"
 
 
 class Reader(Worker):
-    """Reads through one mount.
+    """Reads what is complete.
 
     A program that reads in the mount where another one writes sees what is not complete, as on a local disk. So there,
     only files that are complete when they get their name are read.
@@ -157,9 +154,7 @@ class Reader(Worker):
 
     def step(self):
         written = [name for name in os.listdir(self.folder) if "-w" in name and name[0] != "."]
-        safe = [
-            name for name in written if name.startswith("replace") or f"-m{self.mount_number}-" not in name
-        ]
+        safe = [name for name in written if name.startswith("replace") or self.mount.folder.name not in name]
         if safe:
             name = self.random.choice(safe)
             self.last[name] = max(self.last[name], numbers_in(name, (self.folder / name).read_bytes())[-1])
@@ -168,22 +163,18 @@ class Reader(Worker):
 
 
 @pytest.fixture
-def cloud(own_cache):
-    """A server in a process of its own: the threads of this one leave it no time."""
+def mounts(own_cache, tmp_path):
+    """Mounts of one bucket, of a server in a process of its own: the threads of this one leave it no time."""
+    folders = [tmp_path / f"mount{number}" for number in range(N_MOUNTS)]
     with GCSServer(process=True) as server:
         server.make_bucket("kills")
-        yield Cloud(server, "kills", own_cache)
-
-
-@pytest.fixture
-def mounts(cloud, tmp_path):
-    cloud.put("data/first", b"so that the folder exists")
-    folders = [tmp_path / f"mount-{number}" for number in range(N_MOUNTS)]
-    try:
-        yield [Mount(cloud, folder) for folder in folders]
-    finally:
-        for folder in folders:
-            subprocess.run(["fusermount3", "-u", "-z", "-q", folder], capture_output=True, check=False)
+        cloud = Cloud(server, "kills", own_cache)
+        cloud.put("data/first", b"so that the folder exists")
+        try:
+            yield [Mount(cloud, folder) for folder in folders]
+        finally:
+            for folder in folders:
+                subprocess.run(["fusermount3", "-u", "-z", "-q", folder], capture_output=True, check=False)
 
 
 @pytest.mark.stress
@@ -191,29 +182,26 @@ def mounts(cloud, tmp_path):
 @pytest.mark.skipif(not HAS_FUSE, reason="needs FUSE: apt-get install fuse3")
 def test_mounts_that_are_killed_tear_no_read_and_lose_no_write(mounts):
     rng, counts = random.Random(0), Counter()
-    workers = [
-        kind(mounts[number % N_MOUNTS], number, number % N_MOUNTS)
+    writers, readers = (
+        [kind(mounts[number % N_MOUNTS], number) for number in range(n * N_MOUNTS)]
         for kind, n in ((Writer, N_WRITERS), (Reader, N_READERS))
-        for number in range(n * N_MOUNTS)
-    ]
-    with ThreadPoolExecutor(len(workers)) as pool:
-        working = [pool.submit(worker.work, 20.0) for worker in workers]
+    )
+    with ThreadPoolExecutor(len(writers) + len(readers)) as pool:
+        working = [pool.submit(worker.work, 20.0) for worker in (*writers, *readers)]
         while not all(each.done() for each in working):
             time.sleep(rng.uniform(0.2, 1.0))
             mount = rng.choice(mounts)
-            mount.kill()
+            os.kill(mount.pid, signal.SIGKILL)
             counts["kills"] += 1
             mount.start()
     for each in working:
         each.result()
-    writers = [worker for worker in workers if isinstance(worker, Writer)]
+    for writer in writers:
+        for name, accepted in writer.accepted.items():
+            writer.check(name, accepted)
     begun = sum((writer.begun for writer in writers), Counter())
-    for worker in workers:
-        counts.update(worker.counts)
-        if isinstance(worker, Writer):
-            worker.check_at_end()
-        else:
-            assert not worker.last - begun, "versions that were never written"
+    assert not [reader.last - begun for reader in readers if reader.last - begun], "never written"
+    counts = sum((worker.counts for worker in (*writers, *readers)), counts)
     for what, n in counts.items():
         tally(f"mounts that were killed: {what}", n)
     assert all(counts[what] > 0 for what in ("kills", "reads whole", "writes accepted"))

@@ -32,11 +32,7 @@ def folder(tmp_path):
 @pytest.fixture
 def cachedfs(cloud, tmp_path):
     """Run a command of cachedfs with the cloud and the cache of the test."""
-    environment = {
-        **os.environ, "FSSPEC_GS_TOKEN": "anon", "FSSPEC_GS_ENDPOINT_URL": cloud.server.endpoint_url,
-        "FSSPEC_CACHEDFS_CACHE_DIR": str(cloud.cache_dir), "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
-        "XDG_STATE_HOME": str(tmp_path / "state"),
-    }  # fmt: skip
+    environment = {**cloud._environment(), "XDG_STATE_HOME": str(tmp_path / "state")}
 
     def run(*arguments):
         return subprocess.run(
@@ -54,20 +50,12 @@ def mount(cachedfs, *arguments):
     return json.loads(done.stdout)["pid"]
 
 
-def is_empty(folder):
-    """Return whether a folder is the empty local one, and neither mounted nor about to be unmounted."""
+def names_in(folder):
+    """Return what is in a folder: nothing if it is the local one, and None if its mount ends, or has no process."""
     try:
-        return os.listdir(folder) == []
+        return os.listdir(folder)
     except OSError:
-        return False
-
-
-def is_alive(folder):
-    """Return whether a folder is mounted, and its process is there."""
-    try:
-        return os.listdir(folder) != []
-    except OSError as error:
-        return error.errno != errno.ENOTCONN
+        return None
 
 
 def written(pid):
@@ -134,20 +122,20 @@ def test_a_mount_is_read_only_and_ends_with_its_process(cloud, cachedfs, folder)
         (folder / "new").touch()
     assert raised.value.errno == errno.EROFS
     os.kill(pid, signal.SIGTERM)
-    until(lambda: is_empty(folder))
+    until(lambda: names_in(folder) == [])
 
 
 def test_a_folder_can_be_mounted_again_after_its_mount_was_killed(cloud, cachedfs, folder, tmp_path):
     cloud.put("a", b"1")
     os.kill(mount(cachedfs, cloud.url("", "gs://"), folder), signal.SIGKILL)
-    until(lambda: not is_alive(folder))
+    until(lambda: not names_in(folder))
     link = tmp_path / "link"
     link.symlink_to(folder.name)
     mount(cachedfs, cloud.url("", "gs://"), link)
     assert os.listdir(folder) == ["a"]
     done = cachedfs("unmount", link)
     assert done.returncode == 0, done.stderr
-    assert is_empty(folder)
+    assert names_in(folder) == []
 
 
 def test_a_mount_in_the_background_keeps_its_options_and_its_log_to_its_user(
