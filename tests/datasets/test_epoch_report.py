@@ -2,21 +2,19 @@
 
 import json
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from cachedfs.common.text import bars, columns, counted, per_cent, seconds, size  # noqa: E402
-from cachedfs.datasets import FileDataset, HDF5Dataset, Loader  # noqa: E402
+from cachedfs.datasets import FileDataset, Loader  # noqa: E402
 from cachedfs.datasets.epoch_report import (  # noqa: E402
     BatchTiming,
     EpochTimings,
     report_of,
 )
-from cachedfs.datasets.samples import reading_s  # noqa: E402
 from cachedfs.report.analysis import FetchCounts  # noqa: E402
-from tests.support import forget, noise  # noqa: E402
+from tests.support import noise  # noqa: E402
 
 WARM = FetchCounts(0, 0, 4_000_000, None, None, 32, 10**10)
 
@@ -201,24 +199,3 @@ def test_without_cachedfs_there_is_no_link_and_decoding_only_of_our_datasets(tmp
         loader = Loader(dataset)
         list(loader)
         assert loader.report().by_itself.keys() == parts
-
-
-def test_datasets_count_the_time_a_thread_waits_for_bytes(cloud, tmp_path):
-    h5py = pytest.importorskip("h5py")
-    zarr = pytest.importorskip("zarr")
-    from cachedfs.datasets import ZarrDataset
-
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["x"] = np.arange(100)
-    cloud.put("a.h5", (tmp_path / "a.h5").read_bytes())
-    group = zarr.create_group(cloud.url("a.zarr"))
-    group.create_array("x", shape=(8,), chunks=(2,), shards=(4,), dtype="i8")[:] = np.arange(8)
-    forget()
-    for dataset in (
-        files(cloud),
-        HDF5Dataset(cloud.url("a.h5"), "x"),
-        ZarrDataset(cloud.url("a.zarr"), arrays="x"),
-    ):
-        before = reading_s()
-        dataset.batch([0, 5])
-        assert reading_s() > before, dataset

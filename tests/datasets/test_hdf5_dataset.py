@@ -36,19 +36,6 @@ LAYOUTS = {
 }
 
 
-# Functions of workers, at module level so that spawn finds them.
-
-
-def label_of(sample):
-    return int(sample[1])
-
-
-def fail_on_fifty(sample):
-    if sample[1] == 50:
-        raise ZeroDivisionError("mine")
-    return 0
-
-
 def made(write):
     """Return the bytes of an HDF5 file."""
     buffer = io.BytesIO()
@@ -280,22 +267,6 @@ def test_items_contain_the_bytes_of_the_rows(cloud, layout):
 # Processes and threads.
 
 
-def test_workers_open_the_file_themselves(cloud):
-    cloud.put("a.h5", pairs(chunks=(10, 8, 6)))
-    rows = HDF5Dataset(cloud.url("a.h5"), transform=label_of)
-    loader = DataLoader(
-        rows,
-        batch_size=16,
-        shuffle=True,
-        num_workers=2,
-        multiprocessing_context="fork",
-        persistent_workers=True,
-    )
-    for _ in range(2):
-        assert sorted(torch.cat(list(loader)).tolist()) == LABELS.tolist()
-    assert rows[3] == 30
-
-
 def test_threads_read_concurrently(cloud):
     cloud.put("a.h5", pairs(**LAYOUTS["chunked in two"]))
     rows = HDF5Dataset(cloud.url("a.h5"))
@@ -318,17 +289,6 @@ def test_the_file_is_closed_with_the_dataset(url):
         assert [each() for each in held] == [None, None]
     finally:
         gc.enable()
-
-
-def test_a_copy_opens_the_file_at_its_first_read(cloud, url):
-    data = pickle.dumps(HDF5Dataset(url))
-    cloud.asked()
-    forget()
-    copy = pickle.loads(data)
-    assert (len(copy), copy.group_size) == (N, 10)
-    assert cloud.asked() == []
-    check(copy.__getitems__([9, 2]), [9, 2])
-    assert repr(copy) == f"HDF5Dataset({url!r})"
 
 
 # Errors.
@@ -494,15 +454,6 @@ def test_a_process_that_opens_a_different_file_reports_it(cloud, changed, messag
             ObjectChanged, match=rf"/a\.h5: replaced since the dataset was created: {message}.*again$"
         ):
             copy[0]
-
-
-def test_an_error_of_transform_names_the_sample(url):
-    rows = HDF5Dataset(url, transform=fail_on_fifty)
-    with pytest.raises(ZeroDivisionError, match=r"^mine\n") as caught:
-        rows.__getitems__([4, 5])
-    assert caught.value.__notes__ == [f"in sample 5 of {rows!r}"]
-    with pytest.raises(IndexError, match="sample 203 of 203"):
-        rows[203]
 
 
 def test_a_file_replaced_right_after_opening_is_read_in_one_version(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 import zarr  # noqa: E402
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from torch.utils.data import DataLoader, default_collate  # noqa: E402
+from torch.utils.data import default_collate  # noqa: E402
 
 from cachedfs.datasets import codecs, zarr_layout, zarr_reader  # noqa: E402
 from cachedfs.datasets.loader import Loader  # noqa: E402
@@ -407,11 +407,6 @@ def test_a_missing_array_is_named(tmp_path):
         ZarrDataset(url, arrays="label", named=True)
     with pytest.raises(ValueError, match="pool='10%'"):
         ZarrDataset(url, pool="10%")
-    dataset = ZarrDataset(url)
-    with pytest.raises(IndexError, match="sample 20 of 20"):
-        dataset[20]
-    with pytest.raises(TypeError):
-        dataset["image"]
     for wrong in ("[]", "[" * 100_000):
         (tmp_path / "g.zarr/label/zarr.json").write_text(wrong)
         with pytest.raises(ValueError, match=r"g\.zarr/label has no valid Zarr metadata"):
@@ -600,23 +595,6 @@ def test_a_cold_epoch_requests_no_byte_twice_and_the_next_requests_nothing(cloud
     assert counted(cloud) == ({}, 0)
 
 
-@pytest.mark.parametrize("options", [{}, {"shards": (16, 4, 3)}], ids=str)
-def test_prefetching_the_items_of_an_epoch_covers_all_its_reads(cloud, tmp_path, options):
-    make_group(tmp_path / "g.zarr", n=64, **options)
-    put_folder(cloud, tmp_path / "g.zarr", "g.zarr")
-    dataset = ZarrDataset(cloud.url("g.zarr"), arrays=("image", "label"))
-    order = np.random.default_rng(0).permutation(64)
-    counted(cloud)
-    plan = dataset.fs.prefetch(dataset.items(order))
-    plan.wait()
-    asked, _ = counted(cloud)
-    assert len(asked) == sum(asked.values()) == (64 if not options else 4) + 11
-    fresh = pickle.loads(pickle.dumps(dataset))
-    for batch in np.split(order, 4):
-        assert fresh.batch(batch)[1].tolist() == batch.tolist()
-    assert counted(cloud) == ({}, 0)
-
-
 def test_the_items_of_shards_are_their_index_and_then_chunk_ranges(tmp_path):
     array = sharded(tmp_path / "a.zarr", n=1000)
     dataset = ZarrDataset(str(tmp_path / "a.zarr"))
@@ -797,20 +775,6 @@ def test_a_thread_reads_a_chunk_itself_if_the_other_thread_fails(tmp_path, monke
             first.result()
         same(second.result().numpy(), array[3:5])
     same(dataset.batch([5]).numpy(), array[5:6])
-
-
-def test_workers_of_torch(cloud, tmp_path):
-    group = make_group(tmp_path / "g.zarr", n=64, shards=(16, 4, 3))
-    put_folder(cloud, tmp_path / "g.zarr", "g.zarr")
-    dataset = ZarrDataset(cloud.url("g.zarr"))
-    dataset.batch([0, 1])  # the open store of a parent is not used by its children
-    images, seen = group["image"][...], []
-    for image, label in DataLoader(
-        dataset, batch_size=16, shuffle=True, num_workers=2, multiprocessing_context="fork"
-    ):
-        same(image.numpy(), images[label.numpy()])
-        seen += label.tolist()
-    assert sorted(seen) == list(range(64))
 
 
 def test_array_metadata_may_come_from_other_writers(tmp_path):
