@@ -38,7 +38,6 @@ PLAN = f"{BESIDE}/plan.json"
 FILES = f"{BESIDE}/files.npz"  # the list of source files that the pack began with
 SKIPPED = "skipped.json"  # object of the store with the files that were left out
 MOST_NAMED = 20  # files that cannot be packed, after which a pack stops
-THREADS = 4  # that write shards, when `n_workers` is None: they wait for the target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,6 +214,8 @@ class Packing:
         The parameters are those of `pack`.
         """
         started = time.perf_counter()
+        if n_workers is not None:
+            arguments.at_least(1, n_workers=n_workers)
         existing, progress, first, replaces = self._prepare(overwrite=overwrite)
         begin = partial(self.store.begin, first, self.plan.encodings, replaces=replaces)
         task = PackTask(self.source, self.store, self.plan.encodings)
@@ -225,7 +226,7 @@ class Packing:
             check = partial(checker.submit, self._check_source)
             with (
                 dask_client(client) as executor,
-                contextlib.closing(TaskPool(task, executor, _n_workers(n_workers, executor))) as pool,
+                contextlib.closing(TaskPool(task, executor, n_workers)) as pool,
             ):
                 run = PackRun(
                     task, pool, begin, existing, progress, callback.relative_update, check, most_skipped
@@ -332,10 +333,7 @@ def _why_not_empty(url: str, is_begun: bool, *, is_ours: bool) -> str:
 
 
 def _must_be_apart(files: SourceFiles, store: ZarrTarget) -> None:
-    """Raise ValueError if the target is inside the source or the source is inside the target.
-
-    The store would be packed into itself, or the source would be removed with `overwrite`.
-    """
+    """Raise ValueError if a pack would read its own store, or `overwrite` remove the source."""
     if set(protocols_of(files.fs)).isdisjoint(protocols_of(store.fs)):
         return
     folder = str(files.fs._strip_protocol(files.url)).rstrip("/")
@@ -346,18 +344,8 @@ def _must_be_apart(files: SourceFiles, store: ZarrTarget) -> None:
         raise ValueError(f"{store.url}: the source {inside} is inside the target: choose another target")
 
 
-def _n_workers(n_workers: int | None, executor: Any) -> int:
-    """Return the number of threads, or of calls that an executor runs at once (0: as many as it has workers)."""
-    if n_workers is not None:
-        return arguments.at_least(1, n_workers=n_workers)
-    return THREADS if executor is None else 0
-
-
 def part_size(**given: Any) -> int | None:
-    """Return the bytes of a size argument, given by name; None for None.
-
-    Raises ValueError for anything but a size from 1 KiB to 1 GiB.
-    """
+    """Return a size, given by name, in bytes. Raises ValueError unless 1 KiB to 1 GiB, or None."""
     [(name, value)] = given.items()
     if value is None:
         return None
