@@ -92,13 +92,6 @@ def test_names_that_look_like_patterns(cloud):
     assert alone[0] == b"d [v2]/img[1].jpg"
 
 
-def test_other_filesystems_can_be_used(tmp_path):
-    for i in (10, 2):
-        (tmp_path / f"{i}.txt").write_bytes(b"%d" % i)
-    assert FileDataset(tmp_path).__getitems__([0, 1, -1]) == [b"2", b"10", b"10"]
-    assert FileDataset([tmp_path / "10.txt"])[0] == b"10"
-
-
 @given(st.lists(st.tuples(st.text("ab/-._", max_size=4), st.integers(0, 10**30), st.text("ab/", max_size=3))))
 def test_natural_order_compares_numbers_in_names(names):
     for before, number, after in names:

@@ -189,29 +189,6 @@ def test_a_chunk_of_a_window_is_read_and_decompressed_once(cloud, monkeypatch):
     assert min(reads.count(start) for start in starts) > 1
 
 
-def test_a_chunk_too_large_for_the_cache_of_hdf5_is_decompressed_once(cloud, monkeypatch):
-    data = np.random.default_rng(0).normal(size=(64, 4_000))
-    cloud.put(
-        "a.h5",
-        made(lambda file: file.create_dataset("x", data=data, chunks=(32, 4_000), compression="gzip")),
-    )
-    rows = HDF5Dataset(cloud.url("a.h5"), "x", h5py={"rdcc_nbytes": 100 * KiB})
-    reads = []
-    of_column = rows._file().columns["x"]
-    whole = of_column.data
-
-    class Counting:
-        def __getitem__(self, key):
-            reads.append(key)
-            return whole[key]
-
-    of_column.data = Counting()
-    indexes = [40, 3, 1, 30, 50]
-    monkeypatch.setattr(rows._file(), "_version", None)
-    np.testing.assert_array_equal(rows.__getitems__(indexes), data[indexes])
-    assert reads == [slice(1, 31), slice(40, 51)]
-
-
 # Cost in requests.
 
 

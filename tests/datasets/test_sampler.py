@@ -5,14 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.datasets.sampler import (
-    VERSION,
-    EpochOrders,
-    EpochPosition,
-    RankDivision,
-    place_in,
-    state_at,
-)
+from cachedfs.datasets.sampler import VERSION, EpochOrders, EpochPosition, RankDivision, place_in, state_at
 
 # Order.
 
@@ -146,13 +139,6 @@ def test_any_interruptions_keep_each_sample_once_and_in_order(n, parts, pad):
 # States.
 
 EPOCHS = EpochOrders(n=100, seed=3, shuffle="window", window=8, group_size=4)
-
-
-@given(epoch=st.integers(0, 1 << 40), position=st.integers(0, 100))
-def test_a_state_is_the_position(epoch, position):
-    assert place_in(state_at(EpochPosition(epoch, position), EPOCHS), EPOCHS) == EpochPosition(
-        epoch, position
-    )
 
 
 @pytest.mark.parametrize(

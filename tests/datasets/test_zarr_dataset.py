@@ -183,10 +183,7 @@ def any_array(draw):
 
 @given(any_array(), st.data())
 @settings(
-    max_examples=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    database=None,
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
 )
 def test_any_array_reads_as_with_zarr_also_where_it_was_never_written(tmp_path, options, data):
     array = zarr.create_array(tmp_path / "h.zarr", overwrite=True, **options)
@@ -513,15 +510,6 @@ def decoded(monkeypatch):
 
     monkeypatch.setattr(codecs.ChunkDecoder, "array", counting)
     return counts
-
-
-def test_each_chunk_of_a_batch_is_decoded_once_and_used_up_chunks_are_dropped(tmp_path, decoded):
-    array = made(tmp_path / "a.zarr", (64, 10), chunks=(4, 5), shards=(16, 10))
-    dataset = ZarrDataset(str(tmp_path / "a.zarr"))
-    order = np.random.default_rng(0).permutation(64)
-    same(dataset.batch(order).numpy(), array[...][order])
-    assert decoded == {"array": 2 * 16}
-    assert not dataset._direct._state.pool._chunks
 
 
 def test_a_chunk_used_by_several_batches_is_decoded_once_if_the_pool_has_room(tmp_path, decoded):

@@ -150,10 +150,7 @@ def test_variable_length_rows_are_read_a_few_at_a_time(tmp_path, monkeypatch):
         ),
         (np.zeros(5, "longdouble"), r"x\.h5: 'x' of type float128 and shape .* leave it out"),
         # h5py itself returns 16777216 for 1.
-        (
-            packs.vlen(">i4", [[1]] * 5),
-            r"x\.h5: 'x' has rows of their own lengths of >i4, .* leave it out",
-        ),
+        (packs.vlen(">i4", [[1]] * 5), r"x\.h5: 'x' has rows of their own lengths of >i4, .* leave it out"),
     ],
 )
 def test_unsupported_datasets_are_refused(tmp_path, data, match):
