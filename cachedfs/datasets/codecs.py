@@ -24,12 +24,7 @@ from cachedfs.common.checksums import crc32c_of
 numcodecs.blosc.use_threads = False
 
 NUMBERS = "biufcmM"  # kinds of dtypes that are given in native byte order
-BY_NUMCODECS = {
-    "blosc",
-    "gzip",
-    "zstd",
-    "crc32c",
-}  # codecs of Zarr v3; the stored bytes say how to decode them
+BY_NUMCODECS = {"blosc", "gzip", "zstd", "crc32c"}  # of Zarr v3; the stored bytes say how to decode them
 # What these codecs call after buffer checks that take longer than decoding a small chunk.
 _UNCHECKED: dict[type, Callable[[Any], Any]] = {
     numcodecs.zstd.Zstd: numcodecs.zstd.decompress,

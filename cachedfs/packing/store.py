@@ -22,22 +22,7 @@ ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")  # metadata files by wh
 AT_ONCE = 8  # metadata files that are written at the same time
 STEP = 8 << 20  # bytes that are read back, or checksummed, at a time
 # Protocols whose objects appear only when complete: no temporary name is needed.
-ATOMIC = {
-    "gs",
-    "gcs",
-    "cgs",
-    "s3",
-    "s3a",
-    "r2",
-    "oss",
-    "az",
-    "abfs",
-    "abfss",
-    "adl",
-    "drive",
-    "cdrive",
-    "memory",
-}
+ATOMIC = {"gs", "gcs", "s3", "s3a", "r2", "oss", "az", "abfs", "abfss", "adl", "drive", "memory"}
 
 
 class StoredObject(NamedTuple):
