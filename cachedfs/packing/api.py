@@ -9,7 +9,6 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -222,16 +221,13 @@ class Packing:
         self.store.is_interrupted = False
         callback.set_size(self.source.total_size)
         most_skipped = math.inf if self._is_skipping else MOST_NAMED
-        with ThreadPoolExecutor(1, "cachedfs-check") as checker:
-            check = partial(checker.submit, self._check_source)
-            with (
-                dask_client(client) as executor,
-                contextlib.closing(TaskPool(task, executor, n_workers)) as pool,
-            ):
-                run = PackRun(
-                    task, pool, begin, existing, progress, callback.relative_update, check, most_skipped
-                )
-                run()
+        with (
+            dask_client(client) as executor,
+            contextlib.closing(TaskPool(task, executor, n_workers)) as pool,
+        ):
+            check, on_stored = self._check_source, callback.relative_update
+            run = PackRun(task, pool, begin, existing, progress, on_stored, check, most_skipped)
+            run()
             if run.skipped and not self._is_skipping:
                 raise ValueError(_why_not_packed(self.files, run.skipped))
             return self._finish(run, started)
