@@ -63,21 +63,11 @@ def test_an_object_is_on_one_node_and_nodes_have_ranges_of_keys(objects, n_nodes
     assert {*in_order} == ({*range(n_nodes)} if in_order else set())
 
 
-def test_hashes_are_the_same_in_every_version():
+def test_hashes_are_the_same_in_every_version_and_runs_are_whole_groups():
     assert name_keys(["bucket/a", "bucket/\udcff"], 2).tolist() == [7681352253139410758, 16269514451672268651]
     a, b, c = 213000021201967259, 4455796210202625458, 2055444239878205049
     assert run_keys(5, 2).tolist() == [a, a, b, b, c]
-
-
-def test_runs_are_whole_groups_and_at_most_256():
-    for n, size in [(0, 1), (1, 5), (256, 1), (257, 1), (100_000, 7)]:
-        keys = run_keys(n, run_size(n, size))
-        starts = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist()]
-        assert len(keys) == n
-        assert len(starts) <= 256
-        assert {start % size for start in starts} == {0}
-    assert run_size(256) == 1
-    assert len({*run_keys(10_000, 1).tolist()}) == 10_000
+    assert [run_size(256), run_size(257), run_size(100_000, 7)] == [1, 2, 7 * 56]
 
 
 def test_another_number_of_nodes_or_another_file_moves_little():
@@ -259,3 +249,10 @@ def test_the_place_of_a_process(ranks, nodes, environment, n_nodes, node, local_
 def test_a_place_that_does_not_fit_is_refused(ranks, nodes, environment, message):
     with pytest.raises(ValueError, match=message):
         ranks_on_nodes(ranks, nodes_of(*(nodes or (None, None))), environment)
+
+
+def test_local_ranks_are_those_of_this_node():
+    here = Ranks(5, 8, 2)
+    ranks = [range(4, 8), range(5, 6), range(4)]
+    assert [here.on_this_node(each) for each in ranks] == [range(4), range(1, 2), range(0)]
+    assert Ranks(5, 8).on_this_node(range(4, 8)) == range(4, 8)

@@ -1,13 +1,11 @@
 """ZarrDataset: values as zarr reads them, groups, errors, requests, changes, threads and workers."""
 
 import collections
-import json
 import pickle
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
-import fsspec
 import numcodecs
 import numpy as np
 import pytest
@@ -763,20 +761,6 @@ def test_a_thread_reads_a_chunk_itself_if_the_other_thread_fails(tmp_path, monke
             first.result()
         same(second.result().numpy(), array[3:5])
     same(dataset.batch([5]).numpy(), array[5:6])
-
-
-def test_array_metadata_may_come_from_other_writers(tmp_path):
-    (tmp_path / "a.zarr").mkdir()
-    document = {"zarr_format": 2, "shape": [5], "chunks": [2], "dtype": "<i2", "order": "C"}
-    document |= {"compressor": None, "fill_value": None, "filters": None}
-    (tmp_path / "a.zarr/.zarray").write_text(json.dumps(document))
-    (tmp_path / "a.zarr/1").write_bytes(np.array([7, 8], "<i2").tobytes())
-    dataset = ZarrDataset(str(tmp_path / "a.zarr"))
-    assert [int(value) for value in dataset.__getitems__(range(5))] == [0, 0, 7, 8, 0]
-    fs = fsspec.filesystem("memory")
-    fs.pipe("/a.zarr/.zarray", json.dumps(document).encode())
-    assert ZarrDataset("memory://a.zarr").batch([1, 2]).tolist() == [0, 0]
-    fs.rm("/a.zarr", recursive=True)
 
 
 @pytest.mark.parametrize(
