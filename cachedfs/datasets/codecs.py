@@ -24,12 +24,7 @@ from cachedfs.common.checksums import crc32c_of
 numcodecs.blosc.use_threads = False
 
 NUMBERS = "biufcmM"  # kinds of dtypes that are given in native byte order
-BY_NUMCODECS = {
-    "blosc",
-    "gzip",
-    "zstd",
-    "crc32c",
-}  # codecs of Zarr v3; the stored bytes say how to decode them
+BY_NUMCODECS = {"blosc", "gzip", "zstd", "crc32c"}  # of Zarr v3; the stored bytes say how to decode them
 # What these codecs call after buffer checks that take longer than decoding a small chunk.
 _UNCHECKED: dict[type, Callable[[Any], Any]] = {
     numcodecs.zstd.Zstd: numcodecs.zstd.decompress,
@@ -69,10 +64,7 @@ class ChunkDecoder:
         return self._by_zarr(None).reshape(-1)[0]
 
     def array(self, data: Any) -> Array:
-        """Decode these stored bytes. The chunk may be a read-only view of them.
-
-        Raises the errors of the codecs, and ValueError if the bytes are not a whole chunk.
-        """
+        """Decode stored bytes; the chunk may be a view of them. Raises the errors of the codecs."""
         if self._steps is None:
             return self._by_zarr(data)
         for step in self._steps:

@@ -1,7 +1,7 @@
 """Pack many files, lines, rows or tar members into one sharded Zarr store, with `pack`.
 
 `layout` plans the arrays from a listing and some samples. `runner` schedules the work:
-`PackTask.measure` counts the samples in a piece of the source, and `PackTask.write` writes one shard as one object.
+`PackTask.count` counts the samples in a piece of the source, and `PackTask.write` writes one shard as one object.
 """
 
 from cachedfs.packing.api import Packed, Packing, pack

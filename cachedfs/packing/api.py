@@ -9,7 +9,6 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -38,7 +37,6 @@ PLAN = f"{BESIDE}/plan.json"
 FILES = f"{BESIDE}/files.npz"  # the list of source files that the pack began with
 SKIPPED = "skipped.json"  # object of the store with the files that were left out
 MOST_NAMED = 20  # files that cannot be packed, after which a pack stops
-THREADS = 4  # that write shards, when `n_workers` is None: they wait for the target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,22 +213,21 @@ class Packing:
         The parameters are those of `pack`.
         """
         started = time.perf_counter()
+        if n_workers is not None:
+            arguments.at_least(1, n_workers=n_workers)
         existing, progress, first, replaces = self._prepare(overwrite=overwrite)
         begin = partial(self.store.begin, first, self.plan.encodings, replaces=replaces)
         task = PackTask(self.source, self.store, self.plan.encodings)
         self.store.is_interrupted = False
         callback.set_size(self.source.total_size)
         most_skipped = math.inf if self._is_skipping else MOST_NAMED
-        with ThreadPoolExecutor(1, "cachedfs-check") as checker:
-            check = partial(checker.submit, self._check_source)
-            with (
-                dask_client(client) as executor,
-                contextlib.closing(TaskPool(task, executor, _n_workers(n_workers, executor))) as pool,
-            ):
-                run = PackRun(
-                    task, pool, begin, existing, progress, callback.relative_update, check, most_skipped
-                )
-                run()
+        with (
+            dask_client(client) as executor,
+            contextlib.closing(TaskPool(task, executor, n_workers)) as pool,
+        ):
+            check, on_stored = self._check_source, callback.relative_update
+            run = PackRun(task, pool, begin, existing, progress, on_stored, check, most_skipped)
+            run()
             if run.skipped and not self._is_skipping:
                 raise ValueError(_why_not_packed(self.files, run.skipped))
             return self._finish(run, started)
@@ -332,10 +329,7 @@ def _why_not_empty(url: str, is_begun: bool, *, is_ours: bool) -> str:
 
 
 def _must_be_apart(files: SourceFiles, store: ZarrTarget) -> None:
-    """Raise ValueError if the target is inside the source or the source is inside the target.
-
-    The store would be packed into itself, or the source would be removed with `overwrite`.
-    """
+    """Raise ValueError if a pack would read its own store, or `overwrite` remove the source."""
     if set(protocols_of(files.fs)).isdisjoint(protocols_of(store.fs)):
         return
     folder = str(files.fs._strip_protocol(files.url)).rstrip("/")
@@ -346,18 +340,8 @@ def _must_be_apart(files: SourceFiles, store: ZarrTarget) -> None:
         raise ValueError(f"{store.url}: the source {inside} is inside the target: choose another target")
 
 
-def _n_workers(n_workers: int | None, executor: Any) -> int:
-    """Return the number of threads, or of calls that an executor runs at once (0: as many as it has workers)."""
-    if n_workers is not None:
-        return arguments.at_least(1, n_workers=n_workers)
-    return THREADS if executor is None else 0
-
-
 def part_size(**given: Any) -> int | None:
-    """Return the bytes of a size argument, given by name; None for None.
-
-    Raises ValueError for anything but a size from 1 KiB to 1 GiB.
-    """
+    """Return a size, given by name, in bytes. Raises ValueError unless 1 KiB to 1 GiB, or None."""
     [(name, value)] = given.items()
     if value is None:
         return None

@@ -14,25 +14,27 @@ from cachedfs.packing.task import PackTask
 
 T = TypeVar("T")
 R = TypeVar("R")
+THREADS = 4  # that write shards by default: they wait for the target
 
 
 class TaskPool:
     """Runs methods of a `PackTask`, about `n_workers` at once. Reads, codecs and Arrow release the GIL."""
 
-    def __init__(self, task: PackTask, executor: Any, n_workers: int) -> None:
-        """`executor` is an Executor or a Dask client; None: `n_workers` threads."""
+    def __init__(self, task: PackTask, executor: Any, n_workers: int | None) -> None:
+        """`executor` is an Executor or a Dask client; None: threads, by default `THREADS`."""
         self._store, self._running = task.store, set[concurrent.futures.Future[Any]]()
-        self._threads = DaemonThreadPool(
-            (n_workers or 1) + (n_cores() if executor is None else 0), "cachedfs-pack"
-        )
         self.is_remote = executor is not None
+        n_workers = n_workers if n_workers or self.is_remote else THREADS
+        self._threads = DaemonThreadPool(
+            (n_workers or 1) + (0 if self.is_remote else n_cores()), "cachedfs-pack"
+        )
         self._executor: Any = executor if self.is_remote else self._threads
         self._task: Any = task
         self.n_workers = n_workers or getattr(executor, "_max_workers", None) or n_cores()
         if hasattr(executor, "get_executor"):  # a Dask client
             self._use_dask(executor, task, n_workers)
 
-    def _use_dask(self, client: Any, task: PackTask, n_workers: int) -> None:
+    def _use_dask(self, client: Any, task: PackTask, n_workers: int | None) -> None:
         import dask
 
         if not (n_threads := sum(client.nthreads().values())):
@@ -58,10 +60,7 @@ class TaskPool:
         return future
 
     def ahead(self, begin: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:
-        """Yield items and what `begin` returns for each, after `begin` was called for the next few items.
-
-        Threads read as many as there are cores, since others write.
-        """
+        """Yield items and the results of `begin`, which is called for a few items ahead."""
         most = self.n_workers if self.is_remote else min(self.n_workers, max(2, n_cores()))
         begun = deque[tuple[T, R]]()
         for item in items:
@@ -95,10 +94,7 @@ class TaskPool:
 
 @contextlib.contextmanager
 def dask_client(client: Any) -> Iterator[Any]:
-    """Return a context manager for a Dask client; `client` may be the address of its scheduler.
-
-    Raises ImportError if distributed is not installed.
-    """
+    """Return a context manager for a Dask client; `client` may be the address of its scheduler."""
     if not isinstance(client, str):
         yield client
         return

@@ -85,14 +85,14 @@ class PackRun:
         existing: Mapping[str, StoredObject],
         progress: PackProgress,
         on_stored: Callable[[int], object],
-        check: Callable[[], concurrent.futures.Future[None]],
+        check: Callable[[], object],
         most_skipped: float,
     ) -> None:
         """`begin` must end before anything else is written. `existing` has the objects in the store, of which an
         earlier run left `progress`.
 
-        `on_stored(n)` is called after `n` bytes of big fields are stored, and `check` once all samples are read. The run
-        stops after `most_skipped` files that cannot be packed.
+        `on_stored(n)` is called after `n` bytes of big fields are stored, and `check` in a thread once all samples are
+        read (`checked`). The run stops after `most_skipped` files that cannot be packed.
         """
         self._task, self._pool, self._existing, self._on_stored = task, pool, existing, on_stored
         self._check, self._most_skipped, self._parts = check, most_skipped, task.source.parts()
@@ -151,7 +151,7 @@ class PackRun:
                 writer.finish()
         self._wait()
         if self._pool.is_remote:  # workers read until they have written
-            self.checked = self._check()
+            self.checked = self._pool.here(self._check)
         if self.skipped:
             self._save()
         for name in self._existing.keys() & self._progress.verified.keys() - self.stored.keys():
@@ -203,7 +203,7 @@ class PackRun:
                 if self._is_stopped:
                     return
                 self._save_sometimes()
-        self.checked = self._check()
+        self.checked = self._pool.here(self._check)
         for writer in writers:
             writer.finish()
 

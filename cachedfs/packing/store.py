@@ -22,22 +22,7 @@ ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")  # metadata files by wh
 AT_ONCE = 8  # metadata files that are written at the same time
 STEP = 8 << 20  # bytes that are read back, or checksummed, at a time
 # Protocols whose objects appear only when complete: no temporary name is needed.
-ATOMIC = {
-    "gs",
-    "gcs",
-    "cgs",
-    "s3",
-    "s3a",
-    "r2",
-    "oss",
-    "az",
-    "abfs",
-    "abfss",
-    "adl",
-    "drive",
-    "cdrive",
-    "memory",
-}
+ATOMIC = {"gs", "gcs", "s3", "s3a", "r2", "oss", "az", "abfs", "abfss", "adl", "drive", "memory"}
 
 
 class StoredObject(NamedTuple):
@@ -98,10 +83,7 @@ class ZarrTarget:
         self.fs.mv(temporary, path)
 
     def begin(self, objects: Mapping[str, bytes], folders: Iterable[str], *, replaces: bool) -> None:
-        """Write the first objects of a store, and create its folders at Drive, where each takes a second.
-
-        `replaces`: remove what is there before.
-        """
+        """Write the first objects of a store, and create folders at Drive: each takes a second."""
         if replaces:
             self._clear()
         for name, data in objects.items():
@@ -211,10 +193,7 @@ class ZarrTarget:
 
 
 def protocols_of(fs: Any) -> list[str]:
-    """Return the names of the origin's protocol, first the one that the filesystem itself goes by.
-
-    It does not create the origin's filesystem, which fails offline.
-    """
+    """Return the protocols of the origin, without creating its filesystem, which fails offline."""
     if isinstance(fs, CachedFileSystem):
         return [fs.target_protocol, *url_names.protocols_of(fs.target_protocol)]
     return [fs.protocol] if isinstance(fs.protocol, str) else [*fs.protocol]

@@ -8,11 +8,11 @@ program. It is a model and not Drive, and the results say so.
 from __future__ import annotations
 
 import io
-import os
 import time
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 FIRST_BYTE_S = 0.18  # of a file that is read for the first time
 COLD_RATE, WARM_RATE = 60e6, 125e6  # bytes a second, at the first read and from the mount's copy
@@ -25,7 +25,7 @@ def answer_after(seconds: float) -> None:
     time.sleep(max(0.0, seconds))
 
 
-class MountModel(fsspec.AbstractFileSystem):
+class MountModel(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
     """Waits like a mount of Google Drive, and remembers what was read in this process."""
 
     protocol = "mountmodel"
@@ -39,26 +39,13 @@ class MountModel(fsspec.AbstractFileSystem):
     def _strip_protocol(cls, path: str) -> str:
         return path.removeprefix("mountmodel://").rstrip("/")
 
-    def find(self, path: str, **options: Any) -> list[str]:
-        return [str(entry["name"]) for entry in self.ls(path)]
-
-    def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:
+    def ls(self, path: str, detail: bool = False, **options: Any) -> list[Any]:
         path = self._strip_protocol(path)
-        found = [
-            {"name": entry.path, "size": entry.stat().st_size, "type": "file"} for entry in os.scandir(path)
-        ]
+        found = list(super().ls(path, detail))
         if path not in self._listed:
             answer_after(CROWD_S * min(1.0, len(found) / CROWD))
             self._listed.add(path)
-        return found if detail else [entry["name"] for entry in found]
-
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
-        with self._open(self._strip_protocol(path)) as file:
-            file.seek(start or 0)
-            return file.read(-1 if end is None else end - (start or 0))
-
-    def cat(self, path: Any, **options: Any) -> dict[str, bytes]:
-        return {self._strip_protocol(each): self.cat_file(each) for each in path}
+        return found
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> io.BufferedReader:
         is_known = path in self._read

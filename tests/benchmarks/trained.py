@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import statistics
 import tempfile
@@ -215,27 +214,23 @@ def by_zarr(local: str, n: int) -> dict[str, float]:
 
 def whole(contender: str, base: str, *, local: str) -> dict[str, float]:
     """Return CPU seconds per decoded GB of all samples in order, from the warm cache."""
+    import zarr
+
     from cachedfs.datasets import ZarrDataset
 
-    if contender == "zarr":
-        import zarr
+    array = zarr.open_array(f"{local}/whole.zarr", mode="r")
 
-        array = zarr.open_array(f"{local}/whole.zarr", mode="r")
-        n, read = array.shape[0], lambda indexes: array[indexes[0] : indexes[-1] + 1]
-        size = array.nbytes
-    else:
-        dataset = ZarrDataset(f"{base}/whole.zarr")
-        n, read = len(dataset), dataset.batch
-        size = (
-            n * sum(dataset.dtypes[""].itemsize * math.prod(shape) for shape in dataset.shapes.values()) // n
-        )
+    def by_zarr(indexes: range) -> Any:
+        return array[indexes.start : indexes.stop]
+
+    read = by_zarr if contender == "zarr" else ZarrDataset(f"{base}/whole.zarr").batch
     best = float("inf")
     for _ in range(5):  # the first one fills the cache
         began = time.process_time()
-        for at in range(0, n, 16):
+        for at in range(0, array.shape[0], 16):
             read(range(at, at + 16))
         best = min(best, time.process_time() - began)
-    return {"cpu_s_a_gb": best / size * 1e9}
+    return {"cpu_s_a_gb": best / array.nbytes * 1e9}
 
 
 def epochs(contender: str, base: str, *, n: int, step_s: float) -> dict[str, float]:

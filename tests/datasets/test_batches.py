@@ -17,40 +17,27 @@ class Encoding(collections.UserDict):
     """A mapping of tensors, as tokenizers return it."""
 
 
+BATCH = {
+    "pair": Pair(torch.zeros(3, 4), "cat"),  # 48 bytes and 3
+    "list": [torch.ones(2, dtype=torch.bool), (np.zeros(5, np.int16), b"abc")],  # 2 + 10 + 3
+    "encoding": Encoding(ids=torch.zeros(4)),  # 16
+    "fixed": types.MappingProxyType({"a": torch.zeros(1)}),  # 4
+    "ordered": collections.OrderedDict(b=np.float32(1), a=1),  # 4
+    "set": {7, None, 1.5},
+}
+
+
 def test_the_size_of_a_batch_counts_nested_tensors_arrays_and_strings():
-    batch = {
-        "x": torch.zeros(3, 4),  # 48
-        "y": [np.zeros(5, np.int16), (b"abc", "de")],  # 10 + 3 + 2
-        "z": Pair(torch.zeros(2, dtype=torch.bool), {7, None, 1.5}),  # 2
-        "n": np.float32(1),  # 4
-    }
-    assert size_of(batch) == 69
+    assert size_of(BATCH) == 90
 
 
 def test_nested_tensors_are_moved_in_containers_of_the_same_type():
-    batch = {
-        "pair": Pair(torch.zeros(2), "cat"),
-        "list": [torch.ones(1), (torch.ones(1), None)],
-        "encoding": Encoding(ids=torch.zeros(4)),
-        "fixed": types.MappingProxyType({"a": torch.zeros(1)}),
-        "ordered": collections.OrderedDict(b=torch.zeros(1), a=1),
-    }
-    moved = mapped(batch, lambda tensor: tensor.to("meta"))
-    assert type(moved["pair"]) is Pair
-    assert type(moved["encoding"]) is Encoding
-    assert type(moved["ordered"]) is collections.OrderedDict
-    assert type(moved["list"][1]) is tuple
-    assert moved["pair"].label == "cat"
-    tensors = [
-        moved["pair"].image,
-        moved["list"][0],
-        moved["list"][1][0],
-        moved["encoding"]["ids"],
-        moved["fixed"]["a"],
-        moved["ordered"]["b"],
-    ]
-    assert [tensor.device.type for tensor in tensors] == ["meta"] * 6
-    assert batch["pair"].image.device.type == batch["encoding"]["ids"].device.type == "cpu"
+    moved = mapped(BATCH, lambda tensor: tensor.to("meta"))
+    tensors = [moved["pair"].image, moved["list"][0], moved["encoding"]["ids"], moved["fixed"]["a"]]
+    assert [tensor.device.type for tensor in tensors] == ["meta"] * 4
+    kinds = [type(moved["pair"]), type(moved["encoding"]), type(moved["ordered"]), type(moved["list"][1])]
+    assert kinds == [Pair, Encoding, collections.OrderedDict, tuple]
+    assert BATCH["pair"].image.device.type == BATCH["encoding"]["ids"].device.type == "cpu"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")

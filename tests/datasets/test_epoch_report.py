@@ -2,21 +2,19 @@
 
 import json
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from cachedfs.common.text import bars, columns, counted, per_cent, seconds, size  # noqa: E402
-from cachedfs.datasets import FileDataset, HDF5Dataset, Loader  # noqa: E402
+from cachedfs.datasets import FileDataset, Loader  # noqa: E402
 from cachedfs.datasets.epoch_report import (  # noqa: E402
     BatchTiming,
     EpochTimings,
     report_of,
 )
-from cachedfs.datasets.samples import reading, reading_s  # noqa: E402
 from cachedfs.report.analysis import FetchCounts  # noqa: E402
-from tests.support import MiB, forget, noise  # noqa: E402
+from tests.support import noise  # noqa: E402
 
 WARM = FetchCounts(0, 0, 4_000_000, None, None, 32, 10**10)
 
@@ -53,6 +51,9 @@ def test_compute_is_the_limit_when_it_takes_all_the_time():
         "  bound      10.0 s, 99.0 % of it reached",
         "  compute    10.0 s, 99.0 % of the time",
     ]
+    values = found.as_dict()
+    assert json.loads(json.dumps(values)) == values
+    assert (values["of_bound"], values["stalls"][0]["compute_s"]) == pytest.approx((10 / 10.1, 0.1))
 
 
 def test_the_quota_is_the_limit_when_its_rate_takes_all_the_time():
@@ -95,6 +96,9 @@ def test_latency_is_the_limit_of_many_small_files(requests, latency_s):
     assert found.of_bound == pytest.approx(latency_s / 13)
     assert found.unknown == ("the link's bandwidth: nothing of a MiB or more was fetched ahead",)
     assert f"{requests:,} requests of 400 ms each, 32 at a time" in found.sentence
+    found = report(timings(wait_s=0.1), FetchCounts(5, 1000, 1000, None, None, 32, None))
+    assert "how late answers are: nothing was fetched ahead" in found.unknown
+    assert not {"link", "latency"} & found.by_itself.keys()
 
 
 def test_a_dataset_that_does_not_use_cachedfs_has_unknown_parts():
@@ -119,20 +123,7 @@ def test_an_epoch_without_batches_is_no_error():
     assert str(found).startswith("Epoch 3: 0 batches, 0 samples in 0 s\nNothing was read yet.\n")
 
 
-def test_requests_without_measured_answers_are_not_estimated():
-    found = report(timings(wait_s=0.1), FetchCounts(5, 1000, 1000, None, None, 32, None))
-    assert "how late answers are: nothing was fetched ahead" in found.unknown
-    assert not {"link", "latency"} & found.by_itself.keys()
-
-
 # Text and values.
-
-
-def test_the_report_is_json():
-    found = report(timings(compute_s=0.1, wait_s=0.001)).as_dict()
-    assert json.loads(json.dumps(found)) == found
-    assert found["of_bound"] == pytest.approx(10 / 10.1)
-    assert found["stalls"][0]["compute_s"] == 0.1
 
 
 def test_formatted_numbers():
@@ -156,11 +147,6 @@ def test_formatted_numbers():
 # Reports of real epochs.
 
 
-def test_a_report_before_the_first_epoch_is_an_error():
-    with pytest.raises(RuntimeError, match="iterate over some batches"):
-        Loader([1]).report()
-
-
 def files(cloud, n=48, size=1000):
     for number in range(n):
         cloud.put(f"d/{number:03}", noise(size, number))
@@ -169,6 +155,8 @@ def files(cloud, n=48, size=1000):
 
 def test_the_first_epoch_is_fetched_and_the_second_is_read_from_the_cache(cloud):
     with Loader(files(cloud), batch_size=8, shuffle=True) as loader:
+        with pytest.raises(RuntimeError, match="iterate over some batches"):
+            loader.report()
         for epoch in range(2):
             list(loader)
             found = loader.report()
@@ -181,26 +169,25 @@ def test_the_first_epoch_is_fetched_and_the_second_is_read_from_the_cache(cloud)
             assert (found.latency_s is None) == (epoch == 1)
 
 
-def test_the_report_is_about_the_last_epoch_only(cloud):
-    dataset = files(cloud)
-    with Loader(dataset, batch_size=8) as loader:
-        list(loader)
-        before = loader.report().as_dict()
-        dataset.fs.cat_file(cloud.path("d/000"))
-        assert loader.report().as_dict() == before
-        iterator = iter(loader)
-        next(iterator)
-        next(iterator)
-        assert (loader.report().epoch, loader.report().n_batches) == (1, 1)
+def in_a_child(loader):
+    assert (loader.report().n_batches, loader.report().bytes_fetched) == (1, None)
 
 
-def test_the_bandwidth_is_known_when_blocks_are_fetched_ahead(cloud):
-    with Loader(files(cloud, 6, 2 * MiB), batch_size=2) as loader:
-        list(loader)
-        found = loader.report()
-    assert found.bytes_per_s > 0
-    assert found.unknown == ()
-    assert found.by_itself["link"] == pytest.approx(12 * MiB / found.bytes_per_s)
+def test_a_report_is_about_the_last_loop_in_this_process(cloud, forking):
+    loader = Loader(files(cloud), batch_size=8)
+    list(loader)
+    before = loader.report().as_dict()
+    loader.dataset.fs.cat_file(cloud.path("d/000"))
+    assert loader.report().as_dict() == before
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    assert (loader.report().epoch, loader.report().n_batches) == (1, 1)
+    child = forking.Process(target=in_a_child, args=(loader,))
+    child.start()
+    child.join(600)
+    assert child.exitcode == 0
+    iterator.close()
 
 
 def test_without_cachedfs_there_is_no_link_and_decoding_only_of_our_datasets(tmp_path):
@@ -212,49 +199,3 @@ def test_without_cachedfs_there_is_no_link_and_decoding_only_of_our_datasets(tmp
         loader = Loader(dataset)
         list(loader)
         assert loader.report().by_itself.keys() == parts
-
-
-def test_datasets_count_the_time_a_thread_waits_for_bytes(cloud, tmp_path):
-    h5py = pytest.importorskip("h5py")
-    zarr = pytest.importorskip("zarr")
-    from cachedfs.datasets import ZarrDataset
-
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["x"] = np.arange(100)
-    cloud.put("a.h5", (tmp_path / "a.h5").read_bytes())
-    group = zarr.create_group(cloud.url("a.zarr"))
-    group.create_array("x", shape=(8,), chunks=(2,), shards=(4,), dtype="i8")[:] = np.arange(8)
-    forget()
-    for dataset in (
-        files(cloud),
-        HDF5Dataset(cloud.url("a.h5"), "x"),
-        ZarrDataset(cloud.url("a.zarr"), arrays="x"),
-    ):
-        before = reading_s()
-        dataset.batch([0, 5])
-        assert reading_s() > before, dataset
-
-
-def test_the_clock_of_a_thread_is_separate_and_counts_failed_reads():
-    before = reading_s()
-    with pytest.raises(ValueError), reading():
-        raise ValueError
-    assert reading_s() > before
-
-
-def in_a_child(loader):
-    found = loader.report()
-    assert found.n_batches == 1
-    assert found.bytes_fetched is None
-
-
-def test_a_forked_child_does_not_inherit_counts(cloud, forking):
-    loader = Loader(files(cloud), batch_size=8)
-    iterator = iter(loader)
-    next(iterator)
-    next(iterator)
-    child = forking.Process(target=in_a_child, args=(loader,))
-    child.start()
-    child.join(600)
-    assert child.exitcode == 0
-    iterator.close()

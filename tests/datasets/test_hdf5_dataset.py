@@ -15,7 +15,6 @@ import pytest
 h5py = pytest.importorskip("h5py")
 torch = pytest.importorskip("torch")
 
-from torch.utils.data import DataLoader  # noqa: E402
 
 from cachedfs.datasets import Loader, hdf5_dataset, hdf5_layout  # noqa: E402
 from cachedfs.datasets.hdf5_dataset import HDF5Dataset  # noqa: E402
@@ -34,19 +33,6 @@ LAYOUTS = {
     "chunked in two": {"chunks": (10, 4, 6), "compression": "gzip", "shuffle": True},
     "row by row": {"chunks": (1, 8, 6), "compression": "lzf"},
 }
-
-
-# Functions of workers, at module level so that spawn finds them.
-
-
-def label_of(sample):
-    return int(sample[1])
-
-
-def fail_on_fifty(sample):
-    if sample[1] == 50:
-        raise ZeroDivisionError("mine")
-    return 0
 
 
 def made(write):
@@ -92,24 +78,23 @@ def url(cloud):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_rows_in_any_order(cloud, layout):
-    cloud.put("a.h5", pairs(**LAYOUTS[layout]))
-    rows = HDF5Dataset(cloud.url("a.h5"))
+def test_any_rows_in_any_order(tmp_path, layout):
+    (tmp_path / "a.h5").write_bytes(pairs(**LAYOUTS[layout]))
+    rows = HDF5Dataset(tmp_path / "a.h5")
     for indexes in ([0], [5, 6, 7], [200, 3, 3, -1, 57, 4], range(N), np.arange(N)[::-7], []):
         check(rows.__getitems__(indexes), indexes)
     check([rows[-1], rows[np.int64(2)]], [-1, 2])
+    images = [image for image, _ in rows.__getitems__([3, 5, 3])]
+    for image in images:
+        image += 1  # each sample has its own memory
+    np.testing.assert_array_equal(images, IMAGES[[3, 5, 3]] + np.uint8(1))
+    check([rows[3]], [3])
+    (label,) = HDF5Dataset(tmp_path / "a.h5", ["label"])[3]
+    assert label == HDF5Dataset(tmp_path / "a.h5", "label")[3] == 30
     assert rows.group_size == {"row by row": 1, "contiguous": 1}.get(layout, 10)
     assert rows.dtypes == {"image": np.dtype("u1"), "label": np.dtype("i8")}
     assert rows.shapes == {"image": (8, 6), "label": ()}
     assert len(rows) == N
-
-
-def test_one_dataset_returns_rows_and_several_return_tuples(url):
-    (label,) = HDF5Dataset(url, ["label"])[3]
-    assert label == HDF5Dataset(url, "label")[3] == 30
-    assert HDF5Dataset(url, "label")[3].dtype == np.int64
-    label, image = HDF5Dataset(url, ("label", "image"))[3]
-    assert (label, image.shape) == (30, (8, 6))
 
 
 def test_groups_strings_and_fields(cloud):
@@ -150,32 +135,8 @@ def test_rows_are_in_native_byte_order(cloud):
         for name, row in zip(names, sample, strict=True):
             assert row.dtype.isnative
             np.testing.assert_array_equal(row, BYTE_ORDERS.get(name, BYTE_ORDERS["numbers"])[i])
-    tensors = HDF5Dataset(cloud.url("a.h5"), ("numbers", "integers", "complex", "arrays"))
-    for batches in (DataLoader(tensors, batch_size=3), Loader(tensors, batch_size=3)):
-        ((numbers, integers, _, arrays),) = batches
-        assert numbers.tolist() == arrays.tolist() == [[0, 1], [2, 3], [4, 5]]
-        assert integers.tolist() == [0, 1, 2]
-
-
-def test_options_reach_h5py(url):
-    rows = HDF5Dataset(url, h5py={"rdcc_nbytes": 7 << 20})
-    assert rows._file()._file.id.get_access_plist().get_cache()[2] == 7 << 20
-    check(pickle.loads(pickle.dumps(rows)).__getitems__([1]), [1])
-
-
-def test_other_filesystems_can_be_used(tmp_path):
-    (tmp_path / "a.h5").write_bytes(pairs(chunks=(10, 8, 6)))
-    check(HDF5Dataset(tmp_path / "a.h5").__getitems__([7, 3]), [7, 3])
-
-
-def test_samples_may_be_changed_by_the_caller(url):
-    rows = HDF5Dataset(url)
-    images = [image for image, _ in rows.__getitems__([3, 5, 3, 4])]
-    for image in images:
-        image += 1
-    for image, index in zip(images, [3, 5, 3, 4], strict=True):
-        np.testing.assert_array_equal(image, IMAGES[index] + np.uint8(1))
-    check([rows[3]], [3])
+    numbers, arrays = HDF5Dataset(cloud.url("a.h5"), ("numbers", "arrays")).batch(range(3))  # as tensors
+    assert numbers.tolist() == arrays.tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_a_dropped_dataset_does_not_wait_for_the_lock_of_h5py(url):
@@ -222,29 +183,6 @@ def test_a_chunk_of_a_window_is_read_and_decompressed_once(cloud, monkeypatch):
     less = HDF5Dataset(cloud.url("a.h5"), h5py={"rdcc_nbytes": 0})
     reads, _ = epoch_of(less, monkeypatch)
     assert min(reads.count(start) for start in starts) > 1
-
-
-def test_a_chunk_too_large_for_the_cache_of_hdf5_is_decompressed_once(cloud, monkeypatch):
-    data = np.random.default_rng(0).normal(size=(64, 4_000))
-    cloud.put(
-        "a.h5",
-        made(lambda file: file.create_dataset("x", data=data, chunks=(32, 4_000), compression="gzip")),
-    )
-    rows = HDF5Dataset(cloud.url("a.h5"), "x", h5py={"rdcc_nbytes": 100 * KiB})
-    reads = []
-    of_column = rows._file().columns["x"]
-    whole = of_column.data
-
-    class Counting:
-        def __getitem__(self, key):
-            reads.append(key)
-            return whole[key]
-
-    of_column.data = Counting()
-    indexes = [40, 3, 1, 30, 50]
-    monkeypatch.setattr(rows._file(), "_version", None)
-    np.testing.assert_array_equal(rows.__getitems__(indexes), data[indexes])
-    assert reads == [slice(1, 31), slice(40, 51)]
 
 
 # Cost in requests.
@@ -302,22 +240,6 @@ def test_items_contain_the_bytes_of_the_rows(cloud, layout):
 # Processes and threads.
 
 
-def test_workers_open_the_file_themselves(cloud):
-    cloud.put("a.h5", pairs(chunks=(10, 8, 6)))
-    rows = HDF5Dataset(cloud.url("a.h5"), transform=label_of)
-    loader = DataLoader(
-        rows,
-        batch_size=16,
-        shuffle=True,
-        num_workers=2,
-        multiprocessing_context="fork",
-        persistent_workers=True,
-    )
-    for _ in range(2):
-        assert sorted(torch.cat(list(loader)).tolist()) == LABELS.tolist()
-    assert rows[3] == 30
-
-
 def test_threads_read_concurrently(cloud):
     cloud.put("a.h5", pairs(**LAYOUTS["chunked in two"]))
     rows = HDF5Dataset(cloud.url("a.h5"))
@@ -340,17 +262,6 @@ def test_the_file_is_closed_with_the_dataset(url):
         assert [each() for each in held] == [None, None]
     finally:
         gc.enable()
-
-
-def test_a_copy_opens_the_file_at_its_first_read(cloud, url):
-    data = pickle.dumps(HDF5Dataset(url))
-    cloud.asked()
-    forget()
-    copy = pickle.loads(data)
-    assert (len(copy), copy.group_size) == (N, 10)
-    assert cloud.asked() == []
-    check(copy.__getitems__([9, 2]), [9, 2])
-    assert repr(copy) == f"HDF5Dataset({url!r})"
 
 
 # Errors.
@@ -516,15 +427,6 @@ def test_a_process_that_opens_a_different_file_reports_it(cloud, changed, messag
             ObjectChanged, match=rf"/a\.h5: replaced since the dataset was created: {message}.*again$"
         ):
             copy[0]
-
-
-def test_an_error_of_transform_names_the_sample(url):
-    rows = HDF5Dataset(url, transform=fail_on_fifty)
-    with pytest.raises(ZeroDivisionError, match=r"^mine\n") as caught:
-        rows.__getitems__([4, 5])
-    assert caught.value.__notes__ == [f"in sample 5 of {rows!r}"]
-    with pytest.raises(IndexError, match="sample 203 of 203"):
-        rows[203]
 
 
 def test_a_file_replaced_right_after_opening_is_read_in_one_version(tmp_path, monkeypatch):

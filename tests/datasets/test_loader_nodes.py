@@ -14,7 +14,7 @@ from cachedfs.datasets.arguments import raise_if_ranks_differ  # noqa: E402
 from cachedfs.datasets.nodes import run_keys  # noqa: E402
 from cachedfs.datasets.sampler import EpochOrders  # noqa: E402
 from cachedfs.datasets.samples import SampleReader  # noqa: E402
-from tests.support import noise, until  # noqa: E402
+from tests.support import noise  # noqa: E402
 
 KiB = 1 << 10
 
@@ -68,33 +68,6 @@ def test_nodes_keep_the_data_once_in_total_and_the_second_epoch_is_all_hits(clou
     assert all(abs(each - total / n_nodes) <= max(sizes) for each in fetched)
 
 
-def test_a_node_declares_the_part_of_its_ranks_in_one_plan(cloud, monkeypatch):
-    monkeypatch.setattr(SampleReader, "is_cached", lambda self, indexes: False)
-    _, dataset = files(cloud, 30)
-    node = dataset()
-    real, calls = node.fs.prefetch, []
-
-    def prefetch(items):
-        calls.append([])
-        return real(calls[-1].append(item) or item for item in items)
-
-    monkeypatch.setattr(node.fs, "prefetch", prefetch)
-    for name, value in {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "RANK": 2, "LOCAL_RANK": 0}.items():
-        monkeypatch.setenv(name, str(value))
-    with Loader(
-        node, batch_size=3, shuffle="node", rank=2, world_size=4
-    ) as loader:  # the first rank of node 1
-        for _ in range(2):
-            n = 2 * sum(map(len, loader))
-        until(lambda: len(calls[0]) == 3 * n)
-        parts = loader._objects.nodes(2)
-    declared = [int(path.rpartition("/")[2]) for path in calls[0]]
-    for epoch in range(3):
-        own = [i for i in order_of(30, epoch) if parts[i] == 1]
-        assert declared[n * epoch :][: len(own)] == own
-    assert len(calls) == 1
-
-
 # Orders and states.
 
 
@@ -105,11 +78,6 @@ def loaders_of(data, n_nodes, n_local=1, **options):
         )
         for rank in range(n_nodes * n_local)
     ]
-
-
-def test_one_node_is_a_full_shuffle():
-    loader = Loader(range(100), batch_size=8, shuffle="node")
-    assert (len(loader), flat(loader), flat(loader)) == (13, order_of(100), order_of(100, epoch=1))
 
 
 @pytest.mark.parametrize(("n_nodes", "n_local"), [(1, 1), (3, 2)])

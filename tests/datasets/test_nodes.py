@@ -7,7 +7,7 @@ import logging
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cachedfs.datasets.nodes import (
@@ -26,6 +26,7 @@ from cachedfs.datasets.sampler import EpochOrders, EpochPosition, RankDivision, 
 # Parts.
 
 
+@example(sizes=[1 << 56] * 60, n_parts=8)  # whose sum, times the parts, is more than 64 bits hold
 @given(sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=60), n_parts=st.integers(1, 12))
 def test_parts_have_equal_bytes_to_one_object_and_none_is_empty(sizes, n_parts):
     if len(sizes) < n_parts:
@@ -38,11 +39,6 @@ def test_parts_have_equal_bytes_to_one_object_and_none_is_empty(sizes, n_parts):
     sizes = [max(1, size) for size in sizes]
     for start, stop in itertools.pairwise(found):
         assert abs(sum(sizes[start:stop]) - sum(sizes) / n_parts) <= max(sizes)
-
-
-def test_bytes_of_a_large_dataset_are_added_without_overflow():
-    found = cuts(np.full(1000, 1 << 50), 8)
-    assert found.tolist() == [125 * i for i in range(9)]
 
 
 objects = st.builds(
@@ -67,21 +63,11 @@ def test_an_object_is_on_one_node_and_nodes_have_ranges_of_keys(objects, n_nodes
     assert {*in_order} == ({*range(n_nodes)} if in_order else set())
 
 
-def test_hashes_are_the_same_in_every_version():
+def test_hashes_are_the_same_in_every_version_and_runs_are_whole_groups():
     assert name_keys(["bucket/a", "bucket/\udcff"], 2).tolist() == [7681352253139410758, 16269514451672268651]
     a, b, c = 213000021201967259, 4455796210202625458, 2055444239878205049
     assert run_keys(5, 2).tolist() == [a, a, b, b, c]
-
-
-def test_runs_are_whole_groups_and_at_most_256():
-    for n, size in [(0, 1), (1, 5), (256, 1), (257, 1), (100_000, 7)]:
-        keys = run_keys(n, run_size(n, size))
-        starts = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist()]
-        assert len(keys) == n
-        assert len(starts) <= 256
-        assert {start % size for start in starts} == {0}
-    assert run_size(256) == 1
-    assert len({*run_keys(10_000, 1).tolist()}) == 10_000
+    assert [run_size(256), run_size(257), run_size(100_000, 7)] == [1, 2, 7 * 56]
 
 
 def test_another_number_of_nodes_or_another_file_moves_little():
@@ -254,31 +240,19 @@ def test_the_place_of_a_process(ranks, nodes, environment, n_nodes, node, local_
         ((5, 8), (3, None), {}, "world_size=8 ranks on n_nodes=3"),
         ((5, 8), (2, 0), {}, "rank 5 of 8 is on node 0 of 2, but must be on node 1"),
         ((1, 8), None, SLURM, "the ranks of a node must be adjacent"),
+        (None, (None, 1), {}, "node_rank=1: give n_nodes, too"),
+        (None, (0, None), {}, "n_nodes=0: expected a whole number, 1 or more"),
+        (None, (2, 2), {}, "node_rank=2: expected 0 to 1, because n_nodes=2"),
+        (None, (2, -1), {}, "node_rank=-1: expected a whole number, 0 or more"),
     ],
 )
 def test_a_place_that_does_not_fit_is_refused(ranks, nodes, environment, message):
     with pytest.raises(ValueError, match=message):
-        ranks_on_nodes(ranks, nodes, environment)
-
-
-@pytest.mark.parametrize(
-    ("n_nodes", "node_rank", "message"),
-    [
-        (None, 1, "node_rank=1: give n_nodes, too"),
-        (0, None, "n_nodes=0: expected a whole number, 1 or more"),
-        (2, 2, "node_rank=2: expected 0 to 1, because n_nodes=2"),
-        (2, -1, "node_rank=-1: expected a whole number, 0 or more"),
-    ],
-)
-def test_invalid_nodes_are_refused(n_nodes, node_rank, message):
-    with pytest.raises(ValueError, match=message):
-        nodes_of(n_nodes, node_rank)
-    assert nodes_of(None, None) is None
+        ranks_on_nodes(ranks, nodes_of(*(nodes or (None, None))), environment)
 
 
 def test_local_ranks_are_those_of_this_node():
     here = Ranks(5, 8, 2)
-    assert here.on_this_node(range(4, 8)) == range(4)
-    assert here.on_this_node(range(5, 6)) == range(1, 2)
-    assert not here.on_this_node(range(4))
+    ranks = [range(4, 8), range(5, 6), range(4)]
+    assert [here.on_this_node(each) for each in ranks] == [range(4), range(1, 2), range(0)]
     assert Ranks(5, 8).on_this_node(range(4, 8)) == range(4, 8)

@@ -1,7 +1,5 @@
 """ZarrDataset over packed stores: ragged samples, requests and prefetch items."""
 
-import pickle
-
 import fsspec
 import numpy as np
 import pytest
@@ -11,9 +9,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("pyarrow")
 pytest.importorskip("PIL")
 
-from torch.utils.data import DataLoader  # noqa: E402
 
-from cachedfs.datasets import Loader, ZarrDataset, pack  # noqa: E402
+from cachedfs.datasets import ZarrDataset, pack  # noqa: E402
 from tests.packing import packs  # noqa: E402
 from tests.support import forget, noise  # noqa: E402
 
@@ -45,21 +42,6 @@ def test_a_batch_requests_offsets_and_data_once(packed, cloud):
     assert len(cloud.asked()) <= 2 + 2 * 3  # index and chunks of the offsets, of three shards of data
     dataset.__getitems__([31, 30, 3, 55])
     assert cloud.asked() == []
-
-
-def test_loaders_and_workers_can_read_it(packed):
-    url, files = packed
-    dataset = ZarrDataset(url, "data")
-    assert dataset.group_size == 5  # in a shard of 16 KiB, which is fetched at once
-    assert pickle.loads(pickle.dumps(dataset))[5] == files[5]
-    named = {item[0].rpartition("/")[2] for item in dataset.items(range(60)) if not isinstance(item, str)}
-    assert named >= {f"c.{i}" for i in range(-(-sum(map(len, files)) // (16 << 10)))}
-    with Loader(dataset, batch_size=7, shuffle=True, seed=3, collate_fn=list) as loader:
-        assert sorted(data for batch in loader for data in batch) == sorted(files)
-    batches = DataLoader(
-        dataset, batch_size=16, num_workers=2, collate_fn=list, multiprocessing_context="fork"
-    )
-    assert [data for batch in batches for data in batch] == files
 
 
 @pytest.fixture
@@ -102,15 +84,6 @@ def test_an_order_is_consumed_only_as_far_as_it_is_declared(skewed):
             pass
         assert len(taken) <= 2 * 256
         items.close()
-
-
-def test_only_declared_ranges_are_read(skewed, cloud):
-    with skewed.fs.prefetch(skewed.items(range(300))) as plan:
-        plan.wait()
-    cloud.asked()
-    fresh = pickle.loads(pickle.dumps(skewed))
-    assert [sample[0][:4] for sample in fresh.__getitems__(range(300))][5] == noise(900, seed=5)[:4]
-    assert cloud.asked() == []
 
 
 def test_numbers_text_and_images(cloud):

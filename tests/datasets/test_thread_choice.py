@@ -66,20 +66,3 @@ def test_all_threads_make_batches_that_wait_for_something_else(pace):
 @pytest.mark.parametrize(("is_fixed", "pace"), [(False, decoding), (False, long), (True, waiting_for_python)])
 def test_one_thread_is_not_tried_for_long_or_parallel_batches_or_where_a_number_was_asked_for(is_fixed, pace):
     assert chosen(ThreadChoice(4, is_fixed=is_fixed), 2000, pace) == [4] * 2000
-
-
-def test_a_single_thread_is_not_tried_against_itself():
-    assert chosen(ThreadChoice(1, is_fixed=False), 100, waiting_for_python) == [1] * 100
-
-
-def test_a_trial_that_was_cut_short_is_repeated_in_the_next_loop():
-    choice = ThreadChoice(4, is_fixed=False)
-    assert chosen(choice, FIRST + 2, waiting_for_python)[-2:] == [1, 1]
-    choice.begin()
-    assert chosen(choice, FIRST + TRIED + 1, waiting_for_python) == [4] * FIRST + [1] * (TRIED + 1)
-
-
-def test_a_trial_needs_results_of_the_batches_before_it():
-    choice = ThreadChoice(4, is_fixed=False)
-    queued = [choice.next() for _ in range(FIRST + 4)]
-    assert queued == [4] * (FIRST + 4)  # without a result, nothing says that a trial is worth it

@@ -172,6 +172,13 @@ def test_an_image(place):
             assert Image.open(file).getpixel((3, 3)) == (7, 0, 0)
 
 
+def two_classes(place):
+    for i in range(3):
+        place.put(f"images/cat/{i}.png", picture(i))
+        place.put(f"images/dog/{i}.png", picture(100 + i))
+    return place.url("images")
+
+
 def shade(data):
     image = pytest.importorskip("PIL.Image")
     return image.open(io.BytesIO(data)).getpixel((3, 3))[0]
@@ -188,23 +195,12 @@ def test_a_folder_of_images_for_each_class(place):
 
     from cachedfs.datasets import FileDataset
 
-    folder = place.url("images")
-    for i in range(3):
-        place.put(f"images/cat/{i}.png", picture(i))
-        place.put(f"images/dog/{i}.png", picture(100 + i))
+    folder = two_classes(place)
     for _ in place.twice(fetches=6):
         images = FileDataset(folder, decode=shade, label=name_of_folder)
         (shades, names), (more, others) = DataLoader(images, batch_size=3, num_workers=2)
         assert (shades.tolist(), [*names]) == ([0, 1, 2], ["cat"] * 3)
         assert (more.tolist(), [*others]) == ([100, 101, 102], ["dog"] * 3)
-
-
-def two_classes(place):
-    for i in range(3):
-        place.put(f"images/cat/{i}.png", picture(i))
-        place.put(f"images/dog/{i}.png", picture(100 + i))
-    place.put("images/dog/readme.txt", b"no image")
-    return place.url("images")
 
 
 @pytest.fixture
@@ -222,6 +218,7 @@ def test_an_image_folder_can_list_by_fsspec(place, torchvision):
     from tests.libraries.folders import Images, image
 
     folder = two_classes(place)
+    place.put("images/dog/readme.txt", b"no image")
     for _ in place.twice(fetches=6):
         images = Images(folder, transform=to_tensor, loader=image)
         assert images.classes == ["cat", "dog"]

@@ -1,7 +1,6 @@
 """Files that cannot be packed: they are named, or left out, and a pack goes on after they were removed."""
 
 import json
-import struct
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -122,16 +121,6 @@ def test_if_no_image_can_be_decoded_one_is_named(folder, tmp_path):
         path.write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"00\.png: Pillow cannot decode the image"):
         pack(str(folder), str(tmp_path / "out.zarr"), decode="image", on_error="skip")
-
-
-def test_an_image_of_a_kind_that_pillow_does_not_implement_is_left_out(tmp_path):
-    header = 124, 0x1007, 8, 8, 0, 0, 0, 32, 4, b"DX10", *[0] * 5, 0x1000, *[0] * 4, 93, 3, 0, 1, 0
-    dds = b"DDS " + struct.pack("<7I44x2I4s15I", *header) + bytes(256)
-    files = {"0.png": packs.png(image(7)), "1.dds": dds}
-    match = r"1\.dds: Pillow cannot decode the image: Unimplemented DXGI format"
-    with pytest.raises(ValueError, match=match):
-        packs.packed(tmp_path, files, decode="image")
-    assert packs.packed(tmp_path, files, decode="image", on_error="skip")["image"] == [image(7).tolist()]
 
 
 def test_an_image_of_another_type_than_those_looked_at_is_left_out(tmp_path, monkeypatch):

@@ -101,10 +101,7 @@ def test_columns_decide_on_coordinates_too(tmp_path):
     source, target = written(tmp_path / "x.nc", climate), str(tmp_path / "x.zarr")
     packed = pack(source, target, columns=["t", "lat"])
     assert {name for name, _ in zarr.open_group(target, mode="r").arrays()} == {"t", "lat"}
-    assert packed.notes == [
-        "shared by all samples: lat",
-        "left out, as columns= does not name it: time",
-    ]
+    assert packed.notes == ["shared by all samples: lat", "left out, as columns= does not name it: time"]
     expected, found = both(source, target)
     del expected["/"]["t"].encoding["coordinates"]
     np.testing.assert_array_equal(found["/"]["t"].values, expected["/"]["t"].values)

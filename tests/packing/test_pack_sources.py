@@ -21,6 +21,7 @@ from cachedfs.packing.sources import hdf5_file, tars, text_lines
 from tests.datasets import virtual
 from tests.packing import packs
 from tests.packing.packs import lines
+from tests.support import noise
 
 ORIENTATION = 0x0112  # tag of EXIF
 
@@ -86,22 +87,9 @@ def test_names_with_a_slash_are_arrays_of_a_group(tmp_path, name, data):
 @pytest.mark.parametrize(
     ("name", "data", "match"),
     [
-        (
-            "x.h5",
-            packs.hdf5(tok=packs.vlen("int8", [[1]]), tok_offsets=[1]),
-            "two arrays would be called 'tok_offsets'",
-        ),
-        (
-            "x.tar",
-            packs.tar([("a.cls", b"1"), ("a.cls_offsets", b"2")]),
-            "two arrays would be called 'cls_offsets'",
-        ),
+        ("x.h5", packs.hdf5(a=packs.vlen("int8", [[1]]), a_offsets=[1]), "would be called 'a_offsets'"),
         ("x.tar", packs.tar([("a.names", b"1")]), "two arrays would be called 'names'"),
-        (
-            "x.parquet",
-            packs.parquet(pa.table({"a": ["1"], "a_offsets": [1]})),
-            "two arrays would be called 'a_offsets'",
-        ),
+        ("x.jsonl", b'{"a": "1", "a_offsets": 1}', "two arrays would be called 'a_offsets'"),
         ("x.parquet", packs.parquet(pa.table({r"a\b": [1]})), "cannot be the name of an array"),
         ("x.jsonl", b'{".cachedfs-pack": 1}', "'.cachedfs-pack' cannot be the name of an array"),
         ("x.csv", b"a,a/b\n1,2\n", "'a' cannot be the name of an array"),
@@ -152,31 +140,17 @@ def test_variable_length_rows_are_read_a_few_at_a_time(tmp_path, monkeypatch):
     assert max(at_once) < 9 << 16  # what is encoded together, and the ends of two rows
 
 
-@pytest.mark.parametrize("places", [[0], [1], [0, 1, 3]])
-def test_hdf5_files_without_rows_are_skipped(tmp_path, places):
-    datas = [packs.hdf5(x=np.zeros(0, "i8")) if i in places else packs.hdf5(x=[i]) for i in range(4)]
-    files = {f"{i}.h5": data for i, data in enumerate(datas)}
-    assert packs.packed(tmp_path, files) == {"x": [i for i in range(4) if i not in places]}
-
-
-def test_strings_that_are_not_text_are_named(tmp_path):
-    words = np.array([b"caf\xc3\xa9", b"caf\xe9"], h5py.string_dtype("utf-8"))
-    files = {"x.h5": packs.hdf5(word=words, label=[1, 2])}
-    with pytest.raises(ValueError, match=r"x\.h5: .*: 'word' is not valid UTF-8: .*0xe9.*leave it out"):
-        packs.packed(tmp_path, files)
-    assert packs.packed(tmp_path, files, columns=["label"]) == {"label": [1, 2]}
-
-
 @pytest.mark.parametrize(
     ("data", "match"),
     [
         (np.zeros((5, 0, 3)), r"'x' is float64\[0, 3\], which has no values; columns="),
+        (
+            np.array([b"caf\xc3\xa9", *[b"caf\xe9"] * 4], h5py.string_dtype("utf-8")),
+            r"x\.h5: .*: 'x' is not valid UTF-8: .*0xe9.*leave it out",
+        ),
         (np.zeros(5, "longdouble"), r"x\.h5: 'x' of type float128 and shape .* leave it out"),
         # h5py itself returns 16777216 for 1.
-        (
-            packs.vlen(">i4", [[1]] * 5),
-            r"x\.h5: 'x' has rows of their own lengths of >i4, .* leave it out",
-        ),
+        (packs.vlen(">i4", [[1]] * 5), r"x\.h5: 'x' has rows of their own lengths of >i4, .* leave it out"),
     ],
 )
 def test_unsupported_datasets_are_refused(tmp_path, data, match):
@@ -186,30 +160,31 @@ def test_unsupported_datasets_are_refused(tmp_path, data, match):
     assert packs.packed(tmp_path, files, columns=["y"]) == {"y": [0, 1, 2, 3, 4]}
 
 
-def test_datasets_in_other_files_are_named_and_do_not_end_the_process(tmp_path):
+@pytest.mark.parametrize("places", [[0], [1], [0, 1, 3], [0, 1, 2, 3]])
+@pytest.mark.parametrize("kind", ["h5", "parquet, no type", "parquet, no column"])
+def test_files_without_rows_are_skipped(tmp_path, kind, places):
+    kind, _, what = kind.partition(", ")
+    empty = {"x": pa.array([], pa.null()), "z": []} if what == "no type" else {}
+    made = {
+        "h5": lambda i: packs.hdf5(x=np.zeros(0, "i8") if i in places else [i]),
+        "parquet": lambda i: packs.parquet(pa.table(empty if i in places else {"x": [i]})),
+    }
+    files = {f"{i}.{kind}": made[kind](i) for i in range(4)}
+    if len(places) < 4:
+        assert packs.packed(tmp_path, files) == {"x": [i for i in range(4) if i not in places]}
+    else:
+        with pytest.raises(ValueError, match="nothing to pack"):
+            packs.packed(tmp_path, files)
+
+
+def test_data_in_other_files_is_named(tmp_path):
     virtual.write(tmp_path / "x.h5")
-    files = {"x.h5": (tmp_path / "x.h5").read_bytes()}
-    for columns, what in (
-        (None, "virtual dataset over"),
-        (["y"], "virtual dataset over"),
-        (["group/x"], "link to"),
-    ):
-        name = columns[0] if columns else "x"
-        with pytest.raises(
-            ValueError,
-            match=rf"x\.h5: '{name}' is a {what} another file, 'part\.h5', .* write it as one file",
-        ):
-            packs.packed(tmp_path, files, columns=columns)
-    assert packs.packed(tmp_path, files, columns=["own"]) == {"own": [0, 2, 4, 6, 8]}
-
-
-def test_a_file_with_only_links_is_an_error_that_names_their_targets(tmp_path):
-    with h5py.File(tmp_path / "x.h5", "w") as file:
+    with pytest.raises(ValueError, match=r"x\.h5: 'x' is a virtual dataset over another file, 'part\.h5'"):
+        pack(str(tmp_path / "x.h5"), str(tmp_path / "out.zarr"))
+    with h5py.File(tmp_path / "y.h5", "w") as file:
         file["link"] = h5py.ExternalLink("part.h5", "x")
-    with pytest.raises(
-        ValueError, match=r"x\.h5: 'link' is a link to another file, 'part\.h5', .*as one file"
-    ):
-        packs.packed(tmp_path, {"x.h5": (tmp_path / "x.h5").read_bytes()})
+    with pytest.raises(ValueError, match=r"y\.h5: 'link' is a link to another file, 'part\.h5'"):
+        pack(str(tmp_path / "y.h5"), str(tmp_path / "out.zarr"))
 
 
 def test_soft_links_are_packed_as_they_are_read(tmp_path):
@@ -238,30 +213,16 @@ def test_a_circular_link_is_named(tmp_path, target, path):
 # Tar.
 
 
-def test_concatenated_tars_are_read_to_their_end(tmp_path):
-    datas = [packs.tar([(f"{i}{j}.jpg", b"%d" % j) for j in range(3)]) for i in range(3)]
-    found = packs.packed(tmp_path, {"x.tar": b"".join(datas) + bytes(20 << 10)})
-    assert found["names"] == [f"{i}{j}" for i in range(3) for j in range(3)]
-    assert found["jpg"] == [b"0", b"1", b"2"] * 3
-    with pytest.raises(
-        ValueError, match=r"x\.tar: cannot be read as a tar: there is no header at byte 10,240"
-    ):
-        packs.packed(tmp_path, {"x.tar": datas[0] + b"text" * 128})
-
-
-def test_extensions_that_begin_with_each_other_are_distinct(tmp_path):
-    files = {"x.tar": packs.tar([("a.jpg", b"pixels"), ("a.jpg.npy", b"of each"), ("b.jpg", b"")])}
-    found = packs.packed(tmp_path, files)
-    assert found == {"jpg": [b"pixels", b""], "jpg.npy": [b"of each", b""], "names": ["a", "b"]}
-
-
-def test_little_of_a_large_tar_is_in_memory(tmp_path, monkeypatch):
-    members = [
-        (f"{i:03}.{ending}", bytes([i]) * n)
-        for i in range(200)
-        for ending, n in (("jpg", 900), ("cls", i % 50))
-    ]
-    members.insert(101, ("x" * 150 + "/no ending", b"whose header is several blocks"))
+def test_tars_in_webdataset_form_are_read_in_small_pieces(tmp_path, monkeypatch):
+    samples = [(f"d/{i:03}", noise(50 * (i % 40), seed=i), str(i).encode()) for i in range(300)]
+    files = {}
+    for shard in range(3):
+        part = samples[100 * shard : 100 * shard + 100]
+        members = [
+            each for name, image, label in part for each in ((f"{name}.jpg", image), (f"{name}.cls", label))
+        ]
+        unused = [("d/README", b"no ending"), ("x" * 150 + "/none", b"whose header is several blocks")]
+        files[f"{shard}.tar"] = packs.tar([*unused, *members])
     sizes, read = [], tars.TarSource.read
 
     def noted(self, number):
@@ -271,15 +232,20 @@ def test_little_of_a_large_tar_is_in_memory(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tars, "PIECE", 500)
     monkeypatch.setattr(tars.TarSource, "read", noted)
-    found = packs.packed(tmp_path, {"x.tar": packs.tar(members)})
-    assert [
-        (name, data)
-        for pair in zip(found["jpg"], found["cls"], strict=True)
-        for name, data in zip(("jpg", "cls"), pair, strict=True)
-    ] == [(name.partition(".")[2], data) for name, data in members if "." in name]
-    assert found["names"] == [f"{i:03}" for i in range(200)]
-    assert sum(sizes) == 200 * 3 + sum(map(len, [*found["cls"], *found["jpg"]]))
-    assert max(sizes) < 1100  # members of more than 500 bytes are cut
+    found = packs.packed(tmp_path, files, chunk_bytes="4KiB", shard_bytes="16KiB")
+    assert list(zip(found["names"], found["jpg"], found["cls"], strict=True)) == samples
+    assert max(sizes) < 1600  # members of more than 500 bytes are cut; names are not counted
+
+
+def test_concatenated_tars_are_read_to_their_end(tmp_path):
+    datas = [packs.tar([(f"{i}{j}.jpg", b"%d" % j) for j in range(3)]) for i in range(3)]
+    found = packs.packed(tmp_path, {"x.tar": b"".join(datas) + bytes(20 << 10)})
+    assert found["names"] == [f"{i}{j}" for i in range(3) for j in range(3)]
+    assert found["jpg"] == [b"0", b"1", b"2"] * 3
+    with pytest.raises(
+        ValueError, match=r"x\.tar: cannot be read as a tar: there is no header at byte 10,240"
+    ):
+        packs.packed(tmp_path, {"x.tar": datas[0] + b"text" * 128})
 
 
 def test_a_large_member_may_be_rare(tmp_path, monkeypatch):
@@ -306,10 +272,12 @@ def test_a_damaged_header_is_an_error_and_not_the_end(tmp_path, damage):
 
 
 def test_names_that_webdataset_splits_in_its_own_way_are_noted(tmp_path):
-    members = [("a.v1.jpg", b"1"), ("b.cls", b"2"), ("b.jpg", b"3"), ("a.cls", b"4")]
-    (tmp_path / "x.tar").write_bytes(packs.tar(members))
-    assert pack(str(tmp_path / "x.tar"), str(tmp_path / "out.zarr")).notes == [
-        "names of members are cut at their first dot, as in WebDataset, so that endings are ['v1.jpg']",
+    members = [("a.jpg", b"1"), ("a.jpg.npy", b"2"), ("b.cls", b"3"), ("b.jpg", b""), ("a.cls", b"4")]
+    files = {"x.tar": packs.tar(members)}
+    found = {"jpg": [b"1", b"", b""], "jpg.npy": [b"2", b"", b""], "cls": [b"", b"3", b"4"]}
+    assert packs.packed(tmp_path, files) == found | {"names": ["a", "b", "a"]}
+    assert pack(str(tmp_path / "x.tar"), str(tmp_path / "other.zarr")).notes == [
+        "names of members are cut at their first dot, as in WebDataset, so that endings are ['jpg.npy']",
         "members of 'a' do not stand together, and are several samples, as in WebDataset",
     ]
 
@@ -368,14 +336,6 @@ def test_numbers_are_converted_to_the_requested_type(tmp_path, values, given, fo
     assert str(packed) == str(found).replace("'nan'", "nan")
 
 
-@pytest.mark.parametrize("places", [[0], [0, 1, 2, 3, 5, 7, 8]])
-@pytest.mark.parametrize("empty", [{"x": pa.array([], pa.null()), "z": []}, {}])
-def test_parquet_files_without_rows_are_skipped(tmp_path, places, empty):
-    tables = [pa.table(empty if i in places else {"x": [f"word {i}"]}) for i in range(9)]
-    files = {f"{i}.parquet": packs.parquet(table) for i, table in enumerate(tables)}
-    assert packs.packed(tmp_path, files) == {"x": [f"word {i}" for i in range(9) if i not in places]}
-
-
 @pytest.mark.parametrize(
     ("other", "match"),
     [
@@ -400,49 +360,31 @@ def test_a_parquet_page_that_fails_its_checksum_is_an_error(tmp_path):
     assert packs.packed(tmp_path, {"x.parquet": data})["x"] == list(range(400_000))
 
 
-def test_only_files_without_rows_is_an_error(tmp_path):
-    for files in ({"x.parquet": packs.parquet(pa.table({"x": []}))}, {"x.h5": packs.hdf5(x=np.zeros(0))}):
-        with pytest.raises(ValueError, match="nothing to pack"):
-            packs.packed(tmp_path, files)
-
-
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-
-
-@pytest.mark.parametrize("row_group_size", [2, 5])
-def test_bytes_in_structs_are_separate_columns(tmp_path, row_group_size):
-    images = [{"bytes": b"\xff\0%d" % i, "path": f"{i}.png"} for i in range(4)]
-    deep = [{"a": {"b": b"x"}, "c": [i]} for i in range(5)]
-    columns = {"image": pa.array([*images, None], IMAGE), "deep": deep, "plain": [{"n": i} for i in range(5)]}
-    files = {"x.parquet": packs.parquet(pa.table(columns), row_group_size=row_group_size)}
-    found = packs.packed(tmp_path, files)
-    assert found["image.bytes"] == [*(image["bytes"] for image in images), b""]
-    assert found["image.path"] == [*(image["path"] for image in images), ""]
-    assert (found["deep.a.b"], found["deep.c"]) == ([b"x"] * 5, [[i] for i in range(5)])
-    assert found["plain"] == [{"n": i} for i in range(5)]
-    assert set(found) == {"image.bytes", "image.path", "deep.a.b", "deep.c", "plain"}
-    chosen = packs.packed(tmp_path, files, columns=[("deep.a.b", "utf8"), "image.bytes"])
-    assert chosen == {"deep.a.b": ["x"] * 5, "image.bytes": found["image.bytes"]}
+STRUCTS = {
+    "image": pa.array([{"bytes": b"\xff\0", "path": "0.png"}, {"bytes": b"", "path": None}, None], IMAGE),
+    "a": [{"b": {"raw": b"x", "n": 10 * i}, "m": i, "s": {"q": [i]}} for i in range(3)],
+    "plain": [{"n": i} for i in range(3)],
+}
+COLUMNS = {
+    "image.bytes": [b"\xff\0", b"", b""],
+    "image.path": ["0.png", "", ""],
+    "a.b.raw": [b"x"] * 3,
+    "a.b.n": [0, 10, 20],
+    "a.m": [0, 1, 2],
+    "a.s": [{"q": [i]} for i in range(3)],
+    "plain": [{"n": i} for i in range(3)],
+}
 
 
 @pytest.mark.parametrize(
-    ("columns", "expected"),
-    [
-        (["image.path", "label"], {"image.path": ["0.png", "", ""], "label": [7, 8, 9]}),
-        (["a.m"], {"a.m": [0, 1, 2]}),
-        (["a.b.n", "a.s"], {"a.b.n": [0, 10, 20], "a.s": [{"q": "0"}, {"q": "1"}, {"q": "2"}]}),
-        (["label"], {"label": [7, 8, 9]}),
-    ],
+    "columns",
+    [None, ["a.b.raw", "image.bytes"], ["image.path", "plain"], ["a.m"], ["a.b.n", "a.s"], ["plain"]],
 )
-@pytest.mark.parametrize("row_group_size", [1, 3])
-def test_other_fields_of_structs_with_bytes_can_be_chosen(tmp_path, columns, expected, row_group_size):
-    rows = {
-        "image": pa.array([{"bytes": b"\xff", "path": "0.png"}, {"bytes": b"", "path": None}, None], IMAGE),
-        "label": [7, 8, 9],
-        "a": [{"b": {"raw": b"x", "n": 10 * i}, "m": i, "s": {"q": str(i)}} for i in range(3)],
-    }
-    data = packs.parquet(pa.table(rows), row_group_size=row_group_size)
-    assert packs.packed(tmp_path, {"x.parquet": data}, columns=columns) == expected
+def test_structs_with_bytes_are_separate_columns_any_of_which_can_be_chosen(tmp_path, columns):
+    files = {"x.parquet": packs.parquet(pa.table(STRUCTS), row_group_size=2)}
+    found = packs.packed(tmp_path, files, columns=columns)
+    assert found == {name: COLUMNS[name] for name in columns or COLUMNS}
 
 
 def tensors(dtype="float32", shape=(2, 3), **options):
@@ -467,15 +409,6 @@ def test_tensors_are_fields_of_their_shape(tmp_path, dtype, shape, is_said):
     given = [("t", f"float64[{flat.shape[1]}]")]
     assert packs.packed(tmp_path, files, columns=given) == {"t": flat.tolist()}
     assert packs.packed(tmp_path, files, columns=["i"]) == {"i": [1, 2]}
-
-
-def test_tensors_of_another_shape_are_named(tmp_path):
-    files = {
-        f"{i}.parquet": packs.parquet(pa.table({"t": tensors(shape=shape)[0]}))
-        for i, shape in enumerate([(2, 3), (3, 2)])
-    }
-    with pytest.raises(ValueError, match=r"1\.parquet: Field t has .*shape=\[2,3\].*shape=\[3,2\].*columns="):
-        packs.packed(tmp_path, files)
 
 
 def test_tensors_with_permuted_axes_are_named_and_can_be_lists(tmp_path):
@@ -757,6 +690,7 @@ def test_csv_integers_outside_int64(tmp_path):
         ('5" x; y,"say ""a;b;c"""', "1,2", {'5" x; y': [1], 'say "a;b;c"': [2]}),
         ('"two;\nlines"|b', '3|"x,;\n,"', {"two;\nlines": [3], "b": ["x,;\n,"]}),
         ('"a, b"', "7", {"a, b": [7]}),
+        ("n,text", '7,"say ""hi""\n, and ""more"""', {"n": [7], "text": ['say "hi"\n, and "more"']}),
         ('n,size",text', '7,5" pipe,"two\nlines"', {"n": [7], 'size"': ['5" pipe'], "text": ["two\nlines"]}),
         ('n;size";text', '7;5" pipe;"two\nlines"', {"n": [7], 'size"': ['5" pipe'], "text": ["two\nlines"]}),
         ('\ufeff"two\nlines",b\r', '1,"c\nd"\r\n2,e', {"two\nlines": [1, 2], "b": ["c\nd", "e"]}),

@@ -64,10 +64,7 @@ def source_of(
     rename: Any = None,
     csv: Any = None,
 ) -> SampleSource:
-    """Return the source of a kind.
-
-    Raises ValueError for options that the kind does not support, and ImportError if its library is not installed.
-    """
+    """Return the source of a kind. Raises ValueError for options that it does not support."""
     if decode is not None and (kind != "files" or decode not in DECODE):
         raise ValueError(
             f"decode={decode!r} of {kind}: only files are decoded, by decode='image' or 'image-raw'"
