@@ -31,23 +31,6 @@ def error_of(server: DriveServer, target: str, method: str = "GET", **headers: s
 # Anonymous requests
 
 
-def test_anonymous_requests_are_refused_for_lack_of_an_identity(server: DriveServer) -> None:
-    at = f"{V3}/{server.put('f', b'x')}"
-    server.publish(server.find("f")[0]["id"])  # even then
-    for target in (V3, at, f"{V3}/nothing", "/drive/v3/about?fields=user"):
-        error = error_of(server, target)
-        assert (error["code"], error["status"]) == (403, "PERMISSION_DENIED")
-        assert error["message"].startswith(
-            "Method doesn't allow unregistered callers (callers without established"
-        )
-        [row] = error["errors"]
-        assert (row["domain"], row["reason"], row["message"]) == ("global", "forbidden", error["message"])
-    error = error_of(server, f"{at}?alt=media")
-    assert (error["code"], error["message"]) == (403, "The request is missing a valid API key.")
-    assert (error["errors"][0]["reason"], "status" in error) == ("forbidden", False)
-    assert {entry.units for entry in server.requests} == {0}
-
-
 @pytest.mark.parametrize("with_key", [False, True])
 def test_only_an_account_may_write(server: DriveServer, with_key: bool) -> None:
     item_id, key = server.put("f", b"x"), server.api_key()

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from cachedfs.common.types import Range, Suffix
-from cachedfs.errors import NotDownloadable, ObjectNotFound, OriginUnavailable
+from cachedfs.errors import NotDownloadable, ObjectNotFound
 from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.retry import RetryPolicy
@@ -136,15 +136,6 @@ async def test_a_slow_export_is_waited_for_and_requested_once(make, server, fold
     server.fail(Fault(kind="export", stall_s=0.3, times=None))
     assert (await read(make(hasty, export="csv"), f"{root}/sheet", None, known))[0] == b"0123456789"
     assert len(exported(server)) == 1
-
-
-async def test_an_export_without_an_answer_is_origin_unavailable(make, server, folder, root):
-    server.document(f"{folder}/sheet", "0123456789", mime=SHEET)
-    known = await make().lookup(f"{root}/sheet")
-    hasty = RetryPolicy(tries=2, base_s=0.001, cap_s=0.001, export_s=0.2)
-    server.fail(Fault(kind="export", stall_s=60.0, times=None))
-    with pytest.raises(OriginUnavailable, match=r"exporting it as text/csv failed after 2 tries"):
-        await read(make(hasty, export="csv"), f"{root}/sheet", None, known)
 
 
 # As a filesystem

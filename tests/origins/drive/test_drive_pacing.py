@@ -82,21 +82,6 @@ async def test_requests_wait_for_a_full_minute_and_callers_before_speculation(
     assert now == 61.0
 
 
-async def test_refusals_in_bulk_lower_the_rate(make, server, folder, root, monkeypatch, caplog):
-    monkeypatch.setattr(quota, "_PAUSE_S", 0.0)
-    caplog.set_level("INFO", "cachedfs.origins")
-    origin = make()
-    server.put(f"{folder}/a", b"a")
-    info = await origin.lookup(f"{root}/a")
-    assert origin.account.limits.requests.rung == 0
-    server.fail(Fault(kind="media", status=403, reason="userRateLimitExceeded", times=8))
-    assert (await asyncio.gather(*(read(origin, f"{root}/a", None, info) for _ in range(4))))[3][0] == b"a"
-    assert origin.account.limits.requests.rung == 1
-    assert caplog.messages == [
-        "the service refuses requests as too many; the rate is lowered to 13.3 per second"
-    ]
-
-
 async def test_refused_creations_slow_down_only_creations(make, server, root, monkeypatch):
     monkeypatch.setattr(quota, "CREATES", (RateLimit(1, 1 / 300), RateLimit(1, 1 / 200)))
     origin = make()

@@ -212,16 +212,6 @@ async def test_credentials_that_are_found_late_are_used_by_the_next_request(
     assert len(made) == 1
 
 
-def test_a_link_is_opened_without_an_account_and_cached(server, folder, own_cache, nobody):
-    id = published(server, f"{folder}/a")
-    fs = fsspec.filesystem("cachedfs", target_protocol="drive", drive={"endpoint_url": server.endpoint_url})
-    link = f"https://drive.google.com/file/d/{id}/view?usp=sharing"
-    assert fs.cat_file(link) == DATA
-    server.reset()
-    assert fs.cat_file(link) == DATA
-    assert server.count() == 0
-
-
 def test_what_is_read_after_a_sign_in_is_cached_for_that_account(server, folder, root, own_cache, nobody):
     def make():
         drive = {"endpoint_url": server.endpoint_url}

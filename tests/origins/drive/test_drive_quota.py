@@ -99,15 +99,6 @@ async def test_answered_requests_count_and_refusals_for_their_rate_do_not(make, 
     assert meter.today().units == before.units + 5
 
 
-def test_a_new_day_begins_at_zero(meter, clock):
-    meter.count("download", 10)
-    assert meter.today() == QuotaStats(DAY, 200, 10)
-    clock.now += 12 * 3600
-    assert meter.today() == QuotaStats("2026-11-26")
-    meter.count("list", 1)
-    assert meter.today() == QuotaStats("2026-11-26", 100, 1)
-
-
 # Storing
 class Store:
     """Sums that meters share."""
