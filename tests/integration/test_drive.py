@@ -597,22 +597,3 @@ def test_an_array_in_a_limited_folder_is_an_error_and_never_zeros(drive):
         for open_it in (zarr.open_array, zarr.open_group):
             with pytest.raises(AccessDenied, match=r"you may see the folder drive://.*/shut, not open it"):
                 open_it(path, mode="r")
-
-
-def test_a_limited_folder_is_denied_by_every_call_at_no_request_once_it_is_known(drive, fs):
-    drive.put("shut/in/a.bin", b"a")
-    drive.put("b.bin", b"b")
-    drive.server.limit(drive.server.folder(f"{drive.name}/shut"))
-    shut = drive.path("shut")
-    assert [fs.exists(shut), fs.isdir(shut), fs.info(shut)["canListChildren"]] == [True, True, False]
-    assert len(fs.ls(drive.path())) == 2
-    drive.asked()
-    inside = (fs.exists, fs.info, fs.isfile, fs.cat_file, fs.open)
-    for ask, path in [(fs.ls, shut), (fs.find, shut), (fs.du, shut), (fs.find, drive.path())] + [
-        (ask, f"{shut}/{name}") for ask in inside for name in ("in", "in/a.bin", "zarr.json")
-    ]:
-        with pytest.raises(AccessDenied, match=f"the folder drive://{shut}, not open it"):
-            ask(path)
-    with pytest.raises(AccessDenied):
-        list(fs.walk(drive.path()))
-    assert drive.asked() == []

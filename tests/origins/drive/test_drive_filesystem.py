@@ -23,7 +23,6 @@ from cachedfs.common import spooled_file
 from cachedfs.errors import (
     AccessDenied,
     IsAFolder,
-    NotDownloadable,
     ObjectChanged,
     QuotaExceeded,
     SignInRefused,
@@ -92,22 +91,16 @@ def test_opening_and_reading_a_small_file_is_one_lookup_and_one_request(fs, serv
     assert [r.kind for r in server.requests] == ["list", "media"]
 
 
-def test_opening_an_unreadable_path_fails_at_once(fs, server, folder, root):
+def test_opening_what_cannot_be_opened_fails_at_once(fs, server, folder, root):
     server.folder(f"{folder}/sub")
-    server.document(f"{folder}/doc", "x")
-    server.edit(server.put(f"{folder}/shut", b"x"), capabilities={"canDownload": False})
-    for name, error in (
-        ("sub", IsAFolder),
-        ("doc", NotDownloadable),
-        ("shut", AccessDenied),
-        ("none", FileNotFoundError),
+    for path, mode, error, says in (
+        (f"{root}/sub", "rb", IsAFolder, f"drive://{root}/sub"),
+        (f"{root}/none", "rb", FileNotFoundError, f"drive://{root}/none"),
+        ("nowhere/a", "wb", ValueError, "'My Drive'"),
+        (f"{root}/a", "r+b", ValueError, "mode"),
     ):
-        with pytest.raises(error, match=f"drive://{root}/{name}"):
-            fs.open(f"{root}/{name}")
-    with pytest.raises(ValueError, match="'My Drive'"):
-        fs.open("nowhere/a", "wb")
-    with pytest.raises(ValueError, match="mode"):
-        fs.open(f"{root}/a", "r+b")
+        with pytest.raises(error, match=says):
+            fs.open(path, mode)
 
 
 def test_an_open_file_stays_with_its_version(fs, server, folder, root):
@@ -181,22 +174,6 @@ def test_every_lookup_without_access_raises_the_access_error(fs, server, root, s
     recorded = []
     assert list(fs.walk(root, on_error=recorded.append)) == [(root, [], [])]
     assert [type(each) for each in recorded] == [SignInRefused if status == 401 else error]
-
-
-def test_a_subfolder_that_cannot_be_listed_is_an_error_of_walk_and_find(fs, server, tree, root):
-    below = server.find(f"{root.removeprefix('My Drive/')}/sub")[0]["id"]
-    server.fail(Fault(kind="list", key=below, status=403, reason="insufficientFilePermissions", times=None))
-    for act in (
-        lambda: fs.find(root),
-        lambda: fs.find(root, maxdepth=9),
-        lambda: fs.glob(f"{root}/*/*"),
-        lambda: list(fs.walk(root)),
-    ):
-        with pytest.raises(AccessDenied, match="denied to the account that signs in"):
-            act()
-    recorded = []
-    assert len(list(fs.walk(root, on_error=recorded.append))) == 3
-    assert len(recorded) == 1
 
 
 def test_what_drive_says_of_a_file(fs, tree, root):
@@ -321,28 +298,23 @@ def test_a_failed_write_is_an_error_of_close(fs, server, folder, root):
     assert server.find(f"{folder}/a") == []
 
 
-def test_a_failing_writer_sends_nothing(fs, server, folder, root):
+def test_a_failing_writer_or_transaction_sends_nothing(fs, server, folder, root):
     with suppress(ZeroDivisionError), fs.open(f"{root}/a", "wb") as file:
         file.write(b"x")
         raise ZeroDivisionError
-    assert server.find(f"{folder}/a") == []
-
-
-def test_a_transaction_writes_all_or_nothing(fs, server, folder, root):
+    with suppress(ZeroDivisionError), fs.transaction:
+        with fs.open(f"{root}/b", "wb") as file:
+            file.write(b"x")
+        raise ZeroDivisionError
+    assert server.find(f"{folder}/a") == server.find(f"{folder}/b") == []
     with fs.transaction:
-        for name in ("a", "b"):
-            with fs.open(f"{root}/{name}", "wb") as file:
-                file.write(name.encode())
-        assert server.count("upload") == 0
-    assert server.get(f"{folder}/a") + server.get(f"{folder}/b") == b"ab"
-    with suppress(RuntimeError), fs.transaction:
-        with fs.open(f"{root}/c", "wb") as file:
-            file.write(b"c")
-        raise RuntimeError
-    assert server.find(f"{folder}/c") == []
+        with fs.open(f"{root}/a", "wb") as file:
+            file.write(b"a")
+        assert server.find(f"{folder}/a") == []
+    assert server.get(f"{folder}/a") == b"a"
 
 
-def test_removing_trees_and_globs(fs, server, tree, root):
+def test_removing_trees_and_globs(fs, server, tree, folder, root):
     with pytest.raises(IsAFolder):
         fs.rm(f"{root}/sub")
     fs.rm(f"{root}/**/c.txt")
@@ -350,32 +322,22 @@ def test_removing_trees_and_globs(fs, server, tree, root):
     server.reset()
     fs.rm([f"{root}/sub", f"{root}/sub/deep", f"{root}/sub/deep/d.txt"], recursive=True)
     assert server.count("update") == 1
-    fs.rm([f"{root}/a.txt", f"{root}/b.bin"])
-    server.put(f"{root.removeprefix('My Drive/')}/x/y/z", b"")
-    fs.rm(f"{root}/**", recursive=True)
-    server.put(f"{root.removeprefix('My Drive/')}/x", b"")
-    fs.rm(f"{root}/*")
-    assert fs.ls(root) == []
     with pytest.raises(FileNotFoundError):
         fs.rm(f"{root}/none")
-    fs.rm(root, recursive=True)
-    assert not fs.exists(root)
+    server.put(f"{folder}/x/y/z", b"")
+    fs.rm(f"{root}/**", recursive=True)
+    assert fs.find(root, withdirs=True) == []
 
 
 def test_mv_and_cp(fs, server, tree, folder, root):
     id = fs.info(f"{root}/a.txt")["id"]
     fs.mv(f"{root}/a.txt", f"{root}/moved.txt")
     fs.mv(f"{root}/moved.txt", f"{root}/sub/")
-    assert fs.info(f"{root}/sub/moved.txt")["id"] == id
     fs.mv(f"{root}/sub", f"{root}/there")
+    fs.mv(f"{root}/there/moved.txt", f"{root}/there/moved.txt")
     assert fs.info(f"{root}/there/moved.txt")["id"] == id
     assert not fs.exists(f"{root}/sub")
-    fs.mv(f"{root}/there/moved.txt", f"{root}/there/moved.txt")
-    with pytest.raises(FileExistsError):
-        fs.mv(f"{root}/b.bin", f"{root}/there")
     fs.cp(f"{root}/there", f"{root}/copy", recursive=True)
-    assert server.get(f"{folder}/copy/deep/d.txt") == b"12345"
-    fs.cp(f"{root}/b.bin", f"{root}/copy/moved.txt")
     assert fs.find(f"{root}/copy") == [f"{root}/copy/{n}" for n in ("c.txt", "deep/d.txt", "moved.txt")]
     fs.mv(f"{root}/copy/*.txt", f"{root}/globbed/")
     assert fs.ls(f"{root}/globbed", detail=False) == [f"{root}/globbed/c.txt", f"{root}/globbed/moved.txt"]

@@ -7,7 +7,7 @@ import pytest
 
 from cachedfs.common.types import Range
 from cachedfs.origins.drive import quota
-from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter, RateLimit, SentRequest
+from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter, RateLimit
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
@@ -16,43 +16,6 @@ from tests.origins.contract import read
 pytestmark = pytest.mark.usefixtures("default_rate_limits")
 STALLED = RetryPolicy(base_s=0.001, cap_s=0.001, media_s=0.1, metadata_s=0.1)
 LATE = Fault(kind="media", stall_s=3600)
-
-
-class RecordedLimits(DriveLimits):
-    """Records all requests and lets them pass."""
-
-    def __init__(self):
-        super().__init__(QuotaMeter())
-        self.asked = []
-        self.refused = []
-
-    async def wait(self, request):
-        self.asked.append(request.kind)
-        return SentRequest(request.kind, 0.0)
-
-    def answered(self, sent, *, refused):
-        self.refused += [sent.kind] * refused
-
-
-async def test_every_request_takes_a_turn_and_reports_refusals(make, server, folder, root):
-    server.put(f"{folder}/a", b"a" * 100)
-    origin = make()
-    origin.account.limits = recorded = RecordedLimits()
-    server.reset()
-    server.fail(Fault(kind="media", status=429))
-    server.fail(Fault(kind="media", nth=2, status=503))
-    server.fail(Fault(kind="list", status=403, reason="userRateLimitExceeded"))
-    assert (await read(origin, f"{root}/a"))[0] == b"a" * 100
-    await origin.call("pipe_file", f"{root}/b", b"b")
-    await origin.call("pipe_file", f"{root}/b", b"c")
-    await origin.call("rm", f"{root}/b")
-    assert len(recorded.asked) == len(server.requests)
-    assert {kind: recorded.asked.count(kind) for kind in ("download", "create", "edit")} == {
-        "download": 3,
-        "create": 1,
-        "edit": 2,
-    }
-    assert sorted(recorded.refused) == ["download", "list"]
 
 
 # Rates
@@ -89,6 +52,10 @@ async def test_refused_creations_slow_down_only_creations(make, server, root, mo
     await origin.call("pipe_file", f"{root}/a", b"a")
     assert origin.account.limits.creates.refused > 0.1
     assert origin.account.limits.requests.refused == 0
+    info = await origin.lookup(f"{root}/a")
+    server.fail(Fault(kind="media", status=429))
+    await read(origin, f"{root}/a", None, info)
+    assert origin.account.limits.requests.refused > 0
 
 
 async def test_a_canceled_wait_for_a_turn_delays_no_other(monkeypatch):
