@@ -441,6 +441,7 @@ async def test_an_expired_token_that_cannot_be_renewed_is_access_denied():
 
 DAMAGED = "-----BEGIN PRIVATE KEY-----\nSECRET\n-----END PRIVATE KEY-----"
 SECRETLESS = {"type": "authorized_user", "client_secret": "SECRET"}
+A_USER = {"refresh_token": "REFRESH", "client_id": CLIENT, "client_secret": "SECRET"}
 OAUTH_CLIENT = {"installed": {"client_id": CLIENT, "client_secret": "SECRET"}}
 
 
@@ -458,6 +459,7 @@ OAUTH_CLIENT = {"installed": {"client_id": CLIENT, "client_secret": "SECRET"}}
         ({"client_json": OAUTH_CLIENT}, ["client_id="]),
         ({"use_service_account": True, "client_json_file_path": "/no.json"}, ["no.json", "no such file"]),
         ({"token": "TOKEN-1", "client_user_email": "a@example.org"}, ["client_user_email", "service"]),
+        ({"client_json": A_USER, "client_user_email": "a@example.org"}, ["the key of a service account"]),
         ({"token": {"type": "service_account", "private_key": DAMAGED}}, ["damaged"]),
         ({"token": SECRETLESS}, ["refresh_token"]),
         ({"token": {"private_key": "SECRET"}}, ["type None"]),
@@ -471,11 +473,6 @@ OAUTH_CLIENT = {"installed": {"client_id": CLIENT, "client_secret": "SECRET"}}
 def test_impossible_options_are_named(options, words):
     with refused(ValueError, *words):
         signed_in(**options)
-
-
-def test_a_user_is_no_service_account(google_server):
-    with refused(ValueError, "client_json, client_user_email: ", "the key of a service account"):
-        signed_in(client_json=authorized_user(google_server), client_user_email="ann@example.org")
 
 
 def test_options_of_pydrive2_are_options_here():
