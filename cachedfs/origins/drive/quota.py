@@ -115,7 +115,6 @@ class SentRequests:
         return max(0.0, self._open_at - now, 0.0 if is_free else self._sent[0].at + window_s - now)
 
     def send(self, kind: str, now: float) -> SentRequest:
-        """Count a request as sent."""
         sent = SentRequest(kind, now)
         self._sent.append(sent)
         self._used += self.limit.cost(kind)
@@ -312,7 +311,6 @@ class QuotaStats(NamedTuple):
         return max(self.units_share, self.bytes_share)
 
     def plus(self, units: int, n_bytes: int) -> QuotaStats:
-        """Return the use after more units and bytes on the same day."""
         return QuotaStats(self.day, self.units + units, self.bytes + n_bytes)
 
     def __str__(self) -> str:
@@ -365,7 +363,6 @@ class QuotaMeter:
             )
 
     def today(self) -> QuotaStats:
-        """Return what is used today."""
         day = day_of(self._clock())
         with self._lock:
             stored = self._stored if self._stored.day == day else QuotaStats(day)
