@@ -53,6 +53,8 @@ def test_a_key_sees_what_is_public(server: DriveServer) -> None:
             assert ask_json(server, f"{V3}/{hidden}", key=key, **query)["reason"] == "notFound"
     assert ask_json(server, V3, q=f"'{root}' in parents", key=key)["reason"] == "notFound"
     assert ask(server, f"{V3}/{secret}?key={key}", authorization="Bearer t")[0] == 200  # the account's rights
+    for headers in ({}, {"x_goog_api_key": key}):  # only an account may write
+        assert error_of(server, f"{V3}/{below}", "PATCH", **headers)["status"] == "UNAUTHENTICATED"
     server.publish(public, False)
     assert ask_json(server, f"{V3}/{below}", key=key)["reason"] == "notFound"
 

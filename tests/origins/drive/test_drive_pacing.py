@@ -98,14 +98,6 @@ async def test_a_read_without_an_answer_is_sent_again(make, server, file):
     assert {r.headers["range"] for r in server.requests} == {"bytes=3-499", "bytes=0-25599"}
 
 
-async def test_a_slow_service_gets_more_time(make, server, file):
-    server.fail(Fault(kind="media", stall_s=0.3, times=None))
-    origin = make(STALLED)
-    for n_requests in (3, 4):  # the third one waits 0.4 s, the fourth 1.2 s
-        await read(origin, file.path, None, file)
-        assert server.count("media") == n_requests
-
-
 async def test_changes_are_never_sent_again_because_they_are_late(make, server, root):
     origin = make(STALLED)
     await origin.lookup(root)
