@@ -311,6 +311,7 @@ class QuotaStats(NamedTuple):
         return max(self.units_share, self.bytes_share)
 
     def plus(self, units: int, n_bytes: int) -> QuotaStats:
+        """Return the use after more units and bytes on the same day."""
         return QuotaStats(self.day, self.units + units, self.bytes + n_bytes)
 
     def __str__(self) -> str:
