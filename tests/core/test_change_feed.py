@@ -350,13 +350,3 @@ def seen(fs, tops, paths):
         except FileNotFoundError:
             found[path] = None
     return found
-
-
-def test_concurrent_lookups_share_a_poll_that_fails(drive, fs, clock):
-    data = {drive.path(f"{i}.txt"): drive.put(f"{i}.txt", b"x") for i in range(20)}
-    fs.cat(fs.find(drive.path()))
-    drive.server.fail(Fault(kind="change", status=403, reason="insufficientPermissions", times=99))
-    drive.asked()
-    clock(61)
-    assert new_session().cat(list(data)) == data
-    assert drive.asked().count("change") == 1

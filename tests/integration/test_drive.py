@@ -21,8 +21,7 @@ from cachedfs.errors import (
     ObjectChanged,
     ObjectNotFound,
 )
-from cachedfs.origins.retry import RetryPolicy
-from cachedfs.sim import DriveServer, Fault
+from cachedfs.sim import Fault
 from tests.support import MiB, files_below, forget, noise, until
 
 
@@ -49,19 +48,6 @@ def test_an_unknown_file_costs_its_folders_and_its_data_then_nothing(drive):
     with fsspec.open(drive.url("deep/er/a.bin")) as file:
         assert file.read() == data
     assert drive.asked() == []
-
-
-def test_a_file_does_not_hide_a_folder_of_its_name(drive, fs, clock):
-    drive.put("x/in", b"1")
-    (inner,) = drive.server.find(f"{drive.name}/x")
-    drive.server.add("x", b"file", parent=drive.server.folder(drive.name))
-    path = drive.path("x")
-    assert fs.cat_file(path) == b"file"
-    assert [fs.cat_file(f"{path}/in"), fs.exists(f"{path}/new")] == [b"1", False]
-    drive.server.put("in", b"22", parent=inner["id"])
-    drive.server.put("new", b"", parent=inner["id"])
-    clock(3600)
-    assert [fs.cat_file(f"{path}/in"), fs.exists(f"{path}/new")] == [b"22", True]
 
 
 def test_64_listed_files_in_one_call_cost_64_requests_then_none(drive, fs):
@@ -158,21 +144,6 @@ def test_of_a_large_folder_no_more_pages_are_listed_than_names_were_asked(drive,
         assert n_pages <= n
     until(lambda: not any(names.epoch for names in fs._objects.engine.folder_names.values()))
     assert n_pages == 6
-
-
-def test_an_array_with_flat_keys_costs_no_request_beside_its_chunks(drive):
-    array = zarr.create_array(
-        zarr.storage.MemoryStore(), shape=(50,), chunks=(1,), dtype="i4",
-        chunk_key_encoding={"name": "v2", "separator": "."},
-    )  # fmt: skip
-    array[:] = range(1, 51)
-    for key, value in array.store_path.store._store_dict.items():
-        drive.put(f"flat.zarr/{key}", value.to_bytes())
-    drive.asked()
-    array = zarr.open_array(drive.url("flat.zarr"), mode="r", storage_options={"read_ahead": 0})
-    assert array[:].tolist() == [*range(1, 51)]
-    # The folders by one request, and the listing of the array, beside its metadata and the chunks.
-    assert drive.asked() == ["list"] * 2 + ["media"] * 51
 
 
 def test_opening_a_zarr_store_costs_few_requests_one_after_the_other(drive):
@@ -557,17 +528,6 @@ def test_a_recursive_copy_copies_the_rest_and_names_what_it_left(drive, fs, tmp_
     assert fs.cached_extent(drive.path("tree/sub/b")) == [(0, 1)]
 
 
-def test_an_error_for_a_missing_path_has_the_reason_of_drive(drive, fs):
-    drive.server.share_drive("Team")
-    for _ in range(2):
-        with pytest.raises(
-            ObjectNotFound, match=r"cdrive://shared:Tim/x: .*no shared drive of this name, but: Team"
-        ):
-            fs.cat_file("shared:Tim/x")
-        with pytest.raises(ObjectNotFound, match="ask the owner to share it"):
-            fs.cat_file("id:none")
-
-
 def test_a_file_without_a_version_is_not_cached_with_one_warning(drive, fs, caplog):
     data = drive.put("a.bin", noise(1000))
     (item,) = drive.server.find(f"{drive.name}/a.bin")
@@ -626,23 +586,6 @@ def test_a_shortcut_to_a_parent_folder_does_not_recurse_forever(drive, fs):
         assert fs.find(drive.path(), maxdepth=9) == fs.find(drive.path()) == [drive.path("a/b/x.txt")]
 
 
-def test_cached_listings_are_served_at_once_while_drive_is_unreachable(tmp_path, monkeypatch):
-    monkeypatch.setattr("cachedfs.origins.drive.connection.RetryPolicy", lambda: RetryPolicy(base_s=0.0))
-    with DriveServer("off") as server:
-        server.put("a.txt", b"x")
-        fs = fsspec.filesystem(
-            "cdrive",
-            drive={"token": "anon", "endpoint_url": server.endpoint_url},
-            cache_dir=tmp_path,
-            max_age=0,
-        )
-        assert fs.ls("My Drive", detail=False) == ["My Drive/a.txt"]
-    assert fs.ls("My Drive", detail=False) == ["My Drive/a.txt"]  # tries, and finds Drive unreachable
-    requests = fs.stats().requests
-    assert fs.ls("My Drive", detail=False) == fs.find("My Drive") == ["My Drive/a.txt"]
-    assert fs.stats().requests == requests
-
-
 # Folders that the account may see and not open.
 def test_an_array_in_a_limited_folder_is_an_error_and_never_zeros(drive):
     server = drive.server
@@ -654,22 +597,3 @@ def test_an_array_in_a_limited_folder_is_an_error_and_never_zeros(drive):
         for open_it in (zarr.open_array, zarr.open_group):
             with pytest.raises(AccessDenied, match=r"you may see the folder drive://.*/shut, not open it"):
                 open_it(path, mode="r")
-
-
-def test_a_limited_folder_is_denied_by_every_call_at_no_request_once_it_is_known(drive, fs):
-    drive.put("shut/in/a.bin", b"a")
-    drive.put("b.bin", b"b")
-    drive.server.limit(drive.server.folder(f"{drive.name}/shut"))
-    shut = drive.path("shut")
-    assert [fs.exists(shut), fs.isdir(shut), fs.info(shut)["canListChildren"]] == [True, True, False]
-    assert len(fs.ls(drive.path())) == 2
-    drive.asked()
-    inside = (fs.exists, fs.info, fs.isfile, fs.cat_file, fs.open)
-    for ask, path in [(fs.ls, shut), (fs.find, shut), (fs.du, shut), (fs.find, drive.path())] + [
-        (ask, f"{shut}/{name}") for ask in inside for name in ("in", "in/a.bin", "zarr.json")
-    ]:
-        with pytest.raises(AccessDenied, match=f"the folder drive://{shut}, not open it"):
-            ask(path)
-    with pytest.raises(AccessDenied):
-        list(fs.walk(drive.path()))
-    assert drive.asked() == []

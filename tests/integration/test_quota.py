@@ -10,7 +10,6 @@ from cachedfs.common.types import Range
 from cachedfs.core import engine
 from cachedfs.errors import QuotaExceeded
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.drive.quota import UNITS_A_DAY
 from cachedfs.sim import Fault
 from tests.fakes import FakeOrigin
 from tests.support import KiB, MiB, forget, noise, until, until_quiet
@@ -160,44 +159,3 @@ def test_what_is_used_is_stored_soon(drive, monkeypatch):
 
 def test_other_origins_have_no_daily_quota(cloud):
     assert fsspec.filesystem("cgs").quota_stats() is None
-
-
-def used_up(**options):
-    """Return a filesystem whose account has used half of its daily quota."""
-    fs = fsspec.filesystem("cdrive", drive={"daily_limit": 0.5, **options}, **SMALL)
-    objects = fs._objects
-    objects.engine.cache.quota.add(objects.identity, DAY, UNITS_A_DAY // 2, 0)
-    return fs
-
-
-@pytest.mark.usefixtures("one_day")
-def test_at_a_daily_limit_only_what_a_reader_waits_for_is_requested(drive, monkeypatch):
-    monkeypatch.setattr("cachedfs.origins.drive.quota._MOST_S", 0.01)
-    data = drive.put("big", noise(8 * BLOCK))
-    drive.put("other", noise(BLOCK))
-    fs = used_up()
-    plan = fs.prefetch([drive.path("other")])
-    with fs.open(drive.path("big")) as file:
-        for start in range(0, 8, 2):
-            assert file.read(2 * BLOCK) == data[start * BLOCK : (start + 2) * BLOCK]
-            assert drive.asked().count("media") == 1
-    assert plan.progress.requests == 0
-    monkeypatch.setattr("cachedfs.origins.drive.quota.day_of", lambda now: "2026-11-26")
-    plan.wait()
-    assert drive.asked().count("media") == 1
-
-
-@pytest.mark.usefixtures("one_day")
-def test_where_a_daily_limit_stops_everything_cached_data_is_still_read(drive):
-    data = drive.put("a", noise(1000))
-    fsspec.filesystem("cdrive", **SMALL).cat_file(drive.path("a"))
-    drive.put("b", b"b")
-    forget()
-    fs = used_up(daily_limit_stops="everything")
-    drive.asked()
-    assert fs.cat_file(drive.path("a")) == data
-    with pytest.raises(
-        QuotaExceeded, match=r"daily_limit=0\.5.*Cached data can still be read.*The day ends at"
-    ):
-        fs.cat_file(drive.path("b"))
-    assert drive.asked() == []

@@ -59,7 +59,6 @@ def title_of(name: str) -> str:
 
 
 def looks_like(name: str, other: str) -> bool:
-    """Return whether two names look the same."""
     return _normal("NFC", name) == _normal("NFC", other)
 
 

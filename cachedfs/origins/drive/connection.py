@@ -130,7 +130,6 @@ class DriveConnection:
         return self._key == key_of(found, self.base, may_ask=False)
 
     async def signed_in(self) -> SignIn:
-        """Return the credentials of the account."""
         return (await self.clients()).auth.signed_in
 
     async def is_missing(self) -> bool:

@@ -18,6 +18,7 @@ from cachedfs.origins.drive import accounts
 
 SCOPE = "https://www.googleapis.com/auth/drive"
 ANONYMOUS, DEFAULT = "anon", "google_default"  # the tokens that are names
+LIVE = ("credentials", "google_auth")  # the options that are objects of other libraries
 HOW_TO_SIGN_IN = (
     "run `cachedfs login drive` once; in Colab run `from google.colab import auth; auth.authenticate_user()` first; on a "
     "server pass the key file of a service account as token="
@@ -111,7 +112,7 @@ def _found(given: dict[str, Any]) -> SignIn:
             "key and that its project has enabled the Drive API"
         )
         return SignIn("api_key", str(given["api_key"]), "an API key", remedy, account=ANONYMOUS)
-    for kind in given.keys() & {"credentials", "google_auth"}:
+    for kind in given.keys() & {*LIVE}:
         return SignIn(kind, given[kind])
     raise ValueError(
         f"drive options {', '.join(given)}: pass client_id=, client_json= or client_json_file_path= too"

@@ -50,7 +50,6 @@ def place_of(path: str) -> DrivePath:
 
 
 def name_of(path: str) -> str:
-    """Return the last name of a path."""
     return path.rpartition("/")[2]
 
 
@@ -83,5 +82,4 @@ def must_be_there(path: str, item: dict[str, Any]) -> dict[str, Any]:
 
 
 def missing(path: str, why: str) -> ObjectNotFound:
-    """Return the error for a path that names nothing."""
     return ObjectNotFound(f"{api.url_of(path)}: no such file or folder: {why}")

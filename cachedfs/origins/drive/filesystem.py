@@ -232,10 +232,10 @@ class DriveFileSystem(BaseFileSystem):
 
     # Changing
     async def _pipe_file(self, path: Any, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
-        content = UploadContent(io.BytesIO(value))
-        await self.origin.writer.write(
-            self._strip_protocol(path), content, replaces=None if mode == "create" else ANY_VERSION
-        )
+        await self._send(self._strip_protocol(path), UploadContent(io.BytesIO(value)), mode)
+
+    async def _send(self, path: str, content: UploadContent, mode: str) -> None:
+        await self.origin.writer.write(path, content, replaces=None if mode == "create" else ANY_VERSION)
 
     async def _put_file(
         self, lpath: Any, rpath: Any, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **kwargs: Any
@@ -247,7 +247,7 @@ class DriveFileSystem(BaseFileSystem):
         with await asyncio.to_thread(open, lpath, "rb") as file:
             content = UploadContent(file, callback.absolute_update)
             callback.set_size(content.size)
-            await self.origin.writer.write(path, content, replaces=None if mode == "create" else ANY_VERSION)
+            await self._send(path, content, mode)
 
     async def _mkdir(self, path: Any, create_parents: bool = True, **kwargs: Any) -> None:
         await self.origin.writer.make_folder(

@@ -72,7 +72,6 @@ class KnownFolders:
         return None
 
     def add(self, path: str, folder: ObjectInfo) -> None:
-        """Remember a folder that was just seen."""
         self._folders[path] = folder, self._clock()
 
     async def just_created(self, path: str, folder: ObjectInfo) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from typing import Any
 from cachedfs.common.types import ObjectInfo
 from cachedfs.config import flag
 from cachedfs.origins.drive.api import GOOGLE
-from cachedfs.origins.drive.credentials import SIGN_IN
+from cachedfs.origins.drive.credentials import LIVE, SIGN_IN
 from cachedfs.origins.drive_links import NATIVE
 
 _ALL = "*"
@@ -169,7 +169,7 @@ def _parsed(name: str, value: Any) -> Any:
 
 def refuse_live(options: Mapping[str, Any]) -> None:
     """Raise TypeError for a sign-in that is an object: it cannot be pickled, or its secret would be."""
-    for name in ("google_auth", "credentials"):
+    for name in LIVE:
         if options.get(name) is not None:
             raise TypeError(
                 f"drive option {name}=: a live {type(options[name]).__name__} cannot travel to another process; "

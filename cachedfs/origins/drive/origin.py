@@ -63,7 +63,6 @@ class DriveOrigin(Origin):
         self._inner = AsyncOnce(self._make)
 
     async def filesystem(self) -> Any:
-        """Return the `DriveFileSystem` over this origin."""
         return await self._inner.get()
 
     async def _make(self) -> Any:
@@ -71,7 +70,6 @@ class DriveOrigin(Origin):
         return await asyncio.to_thread(self._filesystem_over, self)
 
     def url(self, path: str) -> str:
-        """Return the URL that errors show for `path`."""
         return api.url_of(path)
 
     def server_time(self) -> float | None:
@@ -82,24 +80,20 @@ class DriveOrigin(Origin):
         await self.account.aclose()
 
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
-        """Return the object or folder that `path` is: one request if `parent` is given."""
         path = plain_path(path)
         with mapped(api.url_of(path), "looking it up"):
             return await self.tree.lookup(path, parent)
 
     async def lookup_path(self, path: str) -> list[ObjectInfo]:
-        """Return what the first names of `path` lead to, one after the other, as far as one request finds it."""
         path = plain_path(path)
         with mapped(api.url_of(path), "looking it up"):
             return await self.tree.lookup_path(path)
 
     @property
     def requests_per_s(self) -> float | None:
-        """Downloads per second that the limits of the account allow now."""
         return self.account.limits.requests.per_s()
 
     def spare_s(self) -> float:
-        """Return in how many seconds to check again whether a speculative request would delay no caller; 0: now."""
         return self.account.limits.spare_s()
 
     async def list(
@@ -157,7 +151,6 @@ class DriveOrigin(Origin):
         return Changes(f"{drive_id}/{await self.account.start_token(drive_id, part)}")
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
-        """Call a method of the filesystem."""
         inner = await self.filesystem()
         path = subject_of(method, args)
         with mapped(api.url_of(plain_path(path)), f"calling {method}"):

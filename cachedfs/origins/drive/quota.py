@@ -115,7 +115,6 @@ class SentRequests:
         return max(0.0, self._open_at - now, 0.0 if is_free else self._sent[0].at + window_s - now)
 
     def send(self, kind: str, now: float) -> SentRequest:
-        """Count a request as sent."""
         sent = SentRequest(kind, now)
         self._sent.append(sent)
         self._used += self.limit.cost(kind)
@@ -365,7 +364,6 @@ class QuotaMeter:
             )
 
     def today(self) -> QuotaStats:
-        """Return what is used today."""
         day = day_of(self._clock())
         with self._lock:
             stored = self._stored if self._stored.day == day else QuotaStats(day)

@@ -3,13 +3,11 @@
 import asyncio
 import json
 import threading
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import fsspec
 import google.oauth2.credentials
 import pytest
-from oauth2client.client import OAuth2Credentials
 from pydrive2.auth import GoogleAuth
 
 from cachedfs.errors import AccessDenied
@@ -43,18 +41,6 @@ def test_other_credentials_are_asked_for_their_account_once(server):
     assert of(server, token="TOKEN-1", may_ask=False) == first
     assert server.count("about") == 3
     assert "TOKEN" not in Path(account_key._key_file()).read_text() + first
-
-
-def test_the_sign_in_in_settings_of_pydrive2_is_asked_for_its_account(server, tmp_path):
-    server.account("TOKEN-1", "alice")
-    saved, uri = tmp_path / "saved.json", server.client_json()["installed"]["token_uri"]
-    expiry = datetime.now(UTC).replace(tzinfo=None) + timedelta(hours=1)
-    saved.write_text(OAuth2Credentials("TOKEN-1", "c", "s", "REFRESH", expiry, uri, None).to_json())
-    settings = tmp_path / "settings.yaml"
-    settings.write_text(
-        f"save_credentials: True\nsave_credentials_backend: file\nsave_credentials_file: {saved}"
-    )
-    assert of(server, google_auth=str(settings)) == "user-alice"
 
 
 def test_the_account_is_remembered_also_without_a_home(server, no_home):

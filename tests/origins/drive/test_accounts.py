@@ -94,17 +94,6 @@ def test_a_missing_account_names_the_saved_ones():
         accounts.set_default("x")
 
 
-def test_without_options_the_default_account_signs_in():
-    accounts.save("a", user(token="TOKEN", expiry="2999-01-01T00:00:00Z", scopes=["s"]))
-    found = sign_in({})
-    assert (found.name, found.credentials.token, found.credentials.scopes) == ("account a", "TOKEN", ["s"])
-    assert "cachedfs login drive --account a" in found.remedy
-    assert sign_in({"account": "a", "token": None}).name == "account a"
-    assert sign_in({"token": "anon"}).credentials is None
-    with pytest.raises(ValueError, match="account, token: these are different ways"):
-        sign_in({"account": "a", "token": "anon"})
-
-
 async def headers_of(signed_in):
     return await DriveAuth(signed_in, RetryPolicy()).headers()
 
@@ -133,20 +122,6 @@ async def test_a_renewed_token_is_saved_for_other_processes(server):
     assert await headers_of(sign_in({})) == headers
     assert server.count("token") == 1
     assert (mode(path), accounts.load("a")["account"]) == (0o600, "me@example.com")
-
-
-def test_a_service_account_signs_for_its_scope(pem):
-    info = {
-        "type": "service_account",
-        "client_email": "robot@p.example",
-        "private_key": pem,
-        "token_uri": "http://x",
-    }
-    accounts.save("full", info)
-    accounts.save("less", {**info, "scopes": ["https://www.googleapis.com/auth/drive.readonly"]})
-    scopes = [sign_in({"account": name}).credentials.scopes for name in ("full", "less")]
-    assert [scope.rpartition("/")[2] for (scope,) in scopes] == ["drive", "drive.readonly"]
-    assert sign_in({"account": "full"}).name == "service account robot@p.example"
 
 
 def test_two_accounts_never_share_a_cache():

@@ -16,7 +16,7 @@ from cachedfs.origins.drive import api
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.retry import RetryableError, RetryPolicy
 from cachedfs.sim import Fault
-from tests.origins.contract import DATA, names, read
+from tests.origins.contract import DATA, read
 
 TOKEN = "ya29.very-secret"
 # From a network or a proxy, or truncated; the last one is another resource of Drive.
@@ -143,23 +143,6 @@ async def test_refused_tokens_are_access_denied(make, server, path, pinned, kind
         with pytest.raises(AccessDenied, match=rf"drive://{path}") as caught:
             await ask(origin, kind, path, pinned)
         assert TOKEN not in str(caught.value)
-
-
-async def test_every_request_has_the_token_and_is_counted(make, server, path, root):
-    origin, n_requests = make(token=TOKEN), 0
-
-    def count():
-        nonlocal n_requests
-        n_requests += 1
-
-    origin.on_request = count
-    server.reset()
-    await read(origin, path)
-    await names(origin.list(root))
-    await origin.call("pipe_file", f"{root}/new", b"x")
-    await origin.call("rm", f"{root}/new")
-    assert {r.headers.get("authorization") for r in server.requests} == {f"Bearer {TOKEN}"}
-    assert n_requests == len(server.requests)
 
 
 async def test_an_origin_reconnects_after_aclose(make, path):

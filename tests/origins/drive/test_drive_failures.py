@@ -70,12 +70,6 @@ def test_a_refusal_says_what_helps(text, reason, request_, kind, says):
     assert re.search(says, str(found))
 
 
-def test_the_download_quota_message_of_version_2_is_recognized():
-    item = {"domain": "usageLimits", "reason": "quotaExceeded", "location": "quota.download"}
-    body = json.dumps({"error": {"code": 403, "message": "The download quota", "errors": [item]}})
-    assert re.search(r"24 hours.*copy", str(meaning(403, body.encode())))
-
-
 @pytest.mark.parametrize("body", [b"<html>no</html>", b'{"error": {}}', b"notFound"])
 @pytest.mark.parametrize(
     ("status", "pinned", "kind"),

@@ -1,6 +1,5 @@
 """The filesystem `drive://` without a cache: the test suites of fsspec, and what they do not cover."""
 
-import csv
 import errno
 import gc
 import io
@@ -23,7 +22,6 @@ from fsspec.callbacks import Callback
 from cachedfs.errors import (
     AccessDenied,
     IsAFolder,
-    NotDownloadable,
     ObjectChanged,
     QuotaExceeded,
     SignInRefused,
@@ -83,27 +81,6 @@ class TestSuites(
 
 
 # Reading
-def test_a_file_is_read_with_seek_lines_and_text(fs, server, folder, root):
-    server.put(f"{folder}/a.bin", DATA)
-    server.put(f"{folder}/a.csv", "x,y\n1,ä\n2,b\n".encode())
-    with fs.open(f"{root}/a.bin") as file:
-        assert file.read(10) == DATA[:10]
-        assert file.seek(-5, 2) == len(DATA) - 5
-        assert file.read() == DATA[-5:]
-        file.seek(300)
-        buffer = bytearray(20)
-        assert file.readinto(buffer) == 20
-        assert bytes(buffer) == DATA[300:320]
-        assert file.size == len(DATA) == file.details["size"]
-    with fs.open(f"{root}/a.csv", "rb") as file:
-        assert file.readline() == b"x,y\n"
-        assert list(file) == ["1,ä\n".encode(), b"2,b\n"]
-    with fs.open(f"drive://{root}/a.csv", "r", encoding="utf-8") as file:
-        assert list(csv.reader(file)) == [["x", "y"], ["1", "ä"], ["2", "b"]]
-    with fsspec.open(f"drive://{root}/a.csv", "rt", encoding="utf-8", **fs.storage_options) as file:
-        assert file.readline() == "x,y\n"
-
-
 def test_opening_and_reading_a_small_file_is_one_lookup_and_one_request(fs, server, folder, root):
     server.put(f"{folder}/a.bin", DATA)
     assert not fs.exists(f"{root}/other")  # caches the parent folders
@@ -113,22 +90,16 @@ def test_opening_and_reading_a_small_file_is_one_lookup_and_one_request(fs, serv
     assert [r.kind for r in server.requests] == ["list", "media"]
 
 
-def test_opening_an_unreadable_path_fails_at_once(fs, server, folder, root):
+def test_opening_what_cannot_be_opened_fails_at_once(fs, server, folder, root):
     server.folder(f"{folder}/sub")
-    server.document(f"{folder}/doc", "x")
-    server.edit(server.put(f"{folder}/shut", b"x"), capabilities={"canDownload": False})
-    for name, error in (
-        ("sub", IsAFolder),
-        ("doc", NotDownloadable),
-        ("shut", AccessDenied),
-        ("none", FileNotFoundError),
+    for path, mode, error, says in (
+        (f"{root}/sub", "rb", IsAFolder, f"drive://{root}/sub"),
+        (f"{root}/none", "rb", FileNotFoundError, f"drive://{root}/none"),
+        ("nowhere/a", "wb", ValueError, "'My Drive'"),
+        (f"{root}/a", "r+b", ValueError, "mode"),
     ):
-        with pytest.raises(error, match=f"drive://{root}/{name}"):
-            fs.open(f"{root}/{name}")
-    with pytest.raises(ValueError, match="'My Drive'"):
-        fs.open("nowhere/a", "wb")
-    with pytest.raises(ValueError, match="mode"):
-        fs.open(f"{root}/a", "r+b")
+        with pytest.raises(error, match=says):
+            fs.open(path, mode)
 
 
 def test_an_open_file_stays_with_its_version(fs, server, folder, root):
@@ -157,7 +128,7 @@ def tree(server, folder):
     server.document(f"{folder}/doc", "no size")
 
 
-def test_walk_find_glob_and_du(fs, tree, root):
+def test_find_walk_and_du(fs, tree, root):
     def below(*names):
         return sorted(f"{root}/{name}" for name in names)
 
@@ -165,30 +136,17 @@ def test_walk_find_glob_and_du(fs, tree, root):
     assert fs.find(root, maxdepth=1) == below("a.txt", "b.bin", "doc")
     assert fs.find(f"{root}/a.txt") == below("a.txt")
     assert fs.find(f"{root}/a.txt", maxdepth=1, detail=True)[f"{root}/a.txt"]["size"] == 5
-    assert fs.find(root, prefix=None) == fs.find(root)
-    assert fs.find(root, prefix="s") == below("sub/c.txt", "sub/deep/d.txt")
     assert fs.find(root, prefix="s", maxdepth=2, withdirs=True) == below("sub", "sub/c.txt", "sub/deep")
     assert fs.find(root, prefix="a", withdirs=True) == fs.find(root, prefix="a", maxdepth=1) == below("a.txt")
     assert fs.find(f"{root}/none") == []
     everything = fs.find(root, withdirs=True, detail=True)
     assert set(everything) == {root, *fs.find(root), *below("sub", "sub/deep", "empty")}
-    assert everything[f"{root}/sub"]["type"] == "directory"
-    assert fs.glob(f"{root}/*.txt") == below("a.txt")
-    assert fs.glob(f"{root}/**/*.txt") == below("a.txt", "sub/c.txt", "sub/deep/d.txt")
-    assert fs.glob(f"{root}/*/") == below("empty", "sub")
+    assert "" not in fs.find("", withdirs=True)
     assert fs.du(root) == 20
     assert fs.du(root, total=False)[f"{root}/doc"] == 0
-    assert fs.du(root, maxdepth=1) == 10
-    levels = {here: (sorted(dirs), sorted(files)) for here, dirs, files in fs.walk(root)}
-    assert levels[root] == (["empty", "sub"], ["a.txt", "b.bin", "doc"])
-    assert levels[f"{root}/sub/deep"] == ([], ["d.txt"])
-    assert len(levels) == 4
-    assert [here for here, _, _ in fs.walk(root, maxdepth=1)] == [root]
     assert [here for here, _, _ in fs.walk(root, topdown=False)][-1] == root
     with pytest.raises(ValueError, match="maxdepth"):
         list(fs.walk(root, maxdepth=0))
-    with pytest.raises(FileNotFoundError):
-        list(fs.walk(f"{root}/none", on_error="raise"))
     assert list(fs.walk(f"{root}/none")) == [(f"{root}/none", [], [])]
 
 
@@ -217,39 +175,7 @@ def test_every_lookup_without_access_raises_the_access_error(fs, server, root, s
     assert [type(each) for each in recorded] == [SignInRefused if status == 401 else error]
 
 
-def test_a_subfolder_that_cannot_be_listed_is_an_error_of_walk_and_find(fs, server, tree, root):
-    below = server.find(f"{root.removeprefix('My Drive/')}/sub")[0]["id"]
-    server.fail(Fault(kind="list", key=below, status=403, reason="insufficientFilePermissions", times=None))
-    for act in (
-        lambda: fs.find(root),
-        lambda: fs.find(root, maxdepth=9),
-        lambda: fs.glob(f"{root}/*/*"),
-        lambda: list(fs.walk(root)),
-    ):
-        with pytest.raises(AccessDenied, match="denied to the account that signs in"):
-            act()
-    recorded = []
-    assert len(list(fs.walk(root, on_error=recorded.append))) == 3
-    assert len(recorded) == 1
-
-
-def test_walk_and_find_work_at_the_top(fs, server, tree, root):
-    server.put("x", b"1", parent=server.share_drive(f"Team {next(_numbers)}"))
-    assert {"My Drive", "Shared with me"} <= set(fs.ls("", detail=False))
-    assert fs.ls("drive://") == fs.ls("")
-    assert f"{root}/a.txt" in fs.find("")
-    assert "" not in fs.find("", withdirs=True)
-    assert next(iter(fs.walk("", maxdepth=1)))[0] == ""
-
-
-def test_exists_isfile_and_isdir(fs, tree, root):
-    assert fs.exists(f"{root}/a.txt")
-    assert not fs.exists(f"{root}/none")
-    assert fs.isfile(f"{root}/a.txt")
-    assert not fs.isfile(f"{root}/sub")
-    assert fs.isdir(f"{root}/sub")
-    assert not fs.isdir(f"{root}/none")
-    assert fs.size(f"{root}/a.txt") == 5
+def test_what_drive_says_of_a_file(fs, tree, root):
     info = fs.info(f"drive://{root}/a.txt")
     assert (info["name"], info["type"], info["size"]) == (f"{root}/a.txt", "file", 5)
     assert fs.modified(f"{root}/a.txt") == info["modified"]
@@ -371,28 +297,23 @@ def test_a_failed_write_is_an_error_of_close(fs, server, folder, root):
     assert server.find(f"{folder}/a") == []
 
 
-def test_a_failing_writer_sends_nothing(fs, server, folder, root):
+def test_a_failing_writer_or_transaction_sends_nothing(fs, server, folder, root):
     with suppress(ZeroDivisionError), fs.open(f"{root}/a", "wb") as file:
         file.write(b"x")
         raise ZeroDivisionError
-    assert server.find(f"{folder}/a") == []
-
-
-def test_a_transaction_writes_all_or_nothing(fs, server, folder, root):
+    with suppress(ZeroDivisionError), fs.transaction:
+        with fs.open(f"{root}/b", "wb") as file:
+            file.write(b"x")
+        raise ZeroDivisionError
+    assert server.find(f"{folder}/a") == server.find(f"{folder}/b") == []
     with fs.transaction:
-        for name in ("a", "b"):
-            with fs.open(f"{root}/{name}", "wb") as file:
-                file.write(name.encode())
-        assert server.count("upload") == 0
-    assert server.get(f"{folder}/a") + server.get(f"{folder}/b") == b"ab"
-    with suppress(RuntimeError), fs.transaction:
-        with fs.open(f"{root}/c", "wb") as file:
-            file.write(b"c")
-        raise RuntimeError
-    assert server.find(f"{folder}/c") == []
+        with fs.open(f"{root}/a", "wb") as file:
+            file.write(b"a")
+        assert server.find(f"{folder}/a") == []
+    assert server.get(f"{folder}/a") == b"a"
 
 
-def test_removing_trees_and_globs(fs, server, tree, root):
+def test_removing_trees_and_globs(fs, server, tree, folder, root):
     with pytest.raises(IsAFolder):
         fs.rm(f"{root}/sub")
     fs.rm(f"{root}/**/c.txt")
@@ -400,73 +321,29 @@ def test_removing_trees_and_globs(fs, server, tree, root):
     server.reset()
     fs.rm([f"{root}/sub", f"{root}/sub/deep", f"{root}/sub/deep/d.txt"], recursive=True)
     assert server.count("update") == 1
-    fs.rm([f"{root}/a.txt", f"{root}/b.bin"])
-    server.put(f"{root.removeprefix('My Drive/')}/x/y/z", b"")
-    fs.rm(f"{root}/**", recursive=True)
-    server.put(f"{root.removeprefix('My Drive/')}/x", b"")
-    fs.rm(f"{root}/*")
-    assert fs.ls(root) == []
     with pytest.raises(FileNotFoundError):
         fs.rm(f"{root}/none")
-    fs.rm(root, recursive=True)
-    assert not fs.exists(root)
+    server.put(f"{folder}/x/y/z", b"")
+    fs.rm(f"{root}/**", recursive=True)
+    assert fs.find(root, withdirs=True) == []
 
 
 def test_mv_and_cp(fs, server, tree, folder, root):
     id = fs.info(f"{root}/a.txt")["id"]
     fs.mv(f"{root}/a.txt", f"{root}/moved.txt")
     fs.mv(f"{root}/moved.txt", f"{root}/sub/")
-    assert fs.info(f"{root}/sub/moved.txt")["id"] == id
     fs.mv(f"{root}/sub", f"{root}/there")
+    fs.mv(f"{root}/there/moved.txt", f"{root}/there/moved.txt")
     assert fs.info(f"{root}/there/moved.txt")["id"] == id
     assert not fs.exists(f"{root}/sub")
-    fs.mv(f"{root}/there/moved.txt", f"{root}/there/moved.txt")
-    with pytest.raises(FileExistsError):
-        fs.mv(f"{root}/b.bin", f"{root}/there")
     fs.cp(f"{root}/there", f"{root}/copy", recursive=True)
-    assert server.get(f"{folder}/copy/deep/d.txt") == b"12345"
-    fs.cp(f"{root}/b.bin", f"{root}/copy/moved.txt")
     assert fs.find(f"{root}/copy") == [f"{root}/copy/{n}" for n in ("c.txt", "deep/d.txt", "moved.txt")]
     fs.mv(f"{root}/copy/*.txt", f"{root}/globbed/")
     assert fs.ls(f"{root}/globbed", detail=False) == [f"{root}/globbed/c.txt", f"{root}/globbed/moved.txt"]
 
 
 # Upload and download
-class Counting(Callback):
-    """Counts its updates, and those of its branches."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.branches = []
-
-    def branched(self, path_1, path_2, **kwargs):
-        self.branches.append(Callback())
-        return self.branches[-1]
-
-
-def test_trees_are_transferred_with_callbacks(fs, server, folder, root, tmp_path):
-    for name in ("a", "sub/b"):
-        (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "in" / name).write_bytes(DATA)
-    (tmp_path / "in" / "empty").mkdir()
-    for method, source, target in (
-        ("put", f"{tmp_path}/in/", f"{root}/tree"),
-        ("get", f"{root}/tree/", f"{tmp_path}/out"),
-    ):
-        callback = Counting()
-        getattr(fs, method)(source, target, recursive=True, callback=callback)
-        n_bytes = sum(branch.value for branch in callback.branches)
-        assert n_bytes == 2 * len(DATA)
-        assert callback.size == callback.value
-    assert (tmp_path / "out/sub/b").read_bytes() == DATA
-    assert (tmp_path / "out/empty").is_dir()
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["a", "empty", "sub"]
-    buffer = io.BytesIO()
-    fs.get_file(f"{root}/tree/a", buffer)
-    assert buffer.getvalue() == DATA
-
-
-def test_putting_a_file_reports_every_piece(fs, server, folder, root, tmp_path, monkeypatch):
+def test_a_transfer_reports_every_piece(fs, root, tmp_path, monkeypatch):
     monkeypatch.setattr("cachedfs.origins.upload.PIECE", 256 << 10)
     monkeypatch.setattr("cachedfs.origins.drive.upload.Upload.most_at_once", 1000)
     (tmp_path / "a").write_bytes(bytes(700_000))
@@ -476,10 +353,12 @@ def test_putting_a_file_reports_every_piece(fs, server, folder, root, tmp_path, 
         def call(self, hook_name=None, **kwargs):
             recorded.append(self.value)
 
-    callback = Recording()
-    fs.put_file(tmp_path / "a", f"{root}/a", callback=callback)
+    sent, received = Recording(), Callback()
+    fs.put_file(tmp_path / "a", f"{root}/a", callback=sent)
     assert sorted({*recorded}) == [0, 262_144, 524_288, 700_000]
-    assert (callback.size, callback.value) == (700_000, 700_000)
+    fs.get_file(f"{root}/a", buffer := io.BytesIO(), callback=received)
+    assert buffer.getvalue() == bytes(700_000)
+    assert {(each.size, each.value) for each in (sent, received)} == {(700_000, 700_000)}
 
 
 def test_a_failed_download_leaves_no_partial_file(fs, server, folder, root, tmp_path):
@@ -515,9 +394,9 @@ def test_an_instance_is_pickled_as_its_arguments(fs, server, folder, root):
 
 
 def test_live_credentials_cannot_be_pickled(options):
-    fs = DriveFileSystem(**{**options, "token": None}, credentials=Counting(), skip_instance_cache=True)
+    fs = DriveFileSystem(**{**options, "token": None}, credentials=object(), skip_instance_cache=True)
     for travel in (pickle.dumps, DriveFileSystem.to_json, DriveFileSystem.to_dict):
-        with pytest.raises(TypeError, match=r"credentials=: a live Counting.*client_json_file_path"):
+        with pytest.raises(TypeError, match=r"credentials=: a live object.*client_json_file_path"):
             travel(fs)
 
 

@@ -135,33 +135,26 @@ def test_a_proxy_with_a_password_serves_tokens_listings_and_bytes(server, proxy,
     assert "pass" not in ran.stderr
 
 
-async def test_the_error_of_a_proxy_that_refuses_has_its_answer(make, server, proxy, monkeypatch):
-    monkeypatch.setenv("https_proxy", f"http://me:mistaken@127.0.0.1:{proxy.server_address[1]}")
-    monkeypatch.setenv("no_proxy", "")
-    origin = make(endpoint_url=f"https://{GOOGLE[0]}")
-    known = ObjectInfo("My Drive/a", size=1, fingerprint="f", id="1", details={"md5Checksum": "0"})
-    for ask in (origin.lookup("My Drive/a"), read(origin, "My Drive/a", None, known)):
-        with pytest.raises(OriginUnreachable, match="407 Proxy Authentication Required") as caught:
-            await ask
-        printed = "".join(traceback.format_exception(caught.value))
-        assert "mistaken" not in printed
-    assert server.count() == 0
-
-
-async def test_an_untrusted_certificate_is_one_try_and_the_error_names_the_settings(
-    make, server, proxy, monkeypatch
+@pytest.mark.parametrize(
+    ("password", "says"),
+    [
+        ("mistaken", "407 Proxy Authentication Required"),
+        ("pass%20word", "1 try .*CERTIFICATE_VERIFY_FAILED.*SSL_CERT_FILE"),
+    ],
+)
+async def test_a_proxy_that_refuses_or_is_not_trusted_is_an_error_that_says_so(
+    make, server, proxy, monkeypatch, password, says
 ):
-    monkeypatch.setenv("https_proxy", f"http://me:pass%20word@127.0.0.1:{proxy.server_address[1]}")
+    monkeypatch.setenv("https_proxy", f"http://me:{password}@127.0.0.1:{proxy.server_address[1]}")
     monkeypatch.setenv("no_proxy", "")
     patient = RetryPolicy(base_s=0.001, cap_s=0.001, connect_s=30.0)
     origin = make(patient, endpoint_url=f"https://{GOOGLE[0]}")
     known = ObjectInfo("My Drive/a", size=1, fingerprint="f", id="1", details={"md5Checksum": "0"})
     for ask in (origin.lookup("My Drive/a"), read(origin, "My Drive/a", None, known)):
-        with pytest.raises(
-            OriginUnreachable, match=r"1 try .*CERTIFICATE_VERIFY_FAILED.*SSL_CERT_FILE"
-        ) as caught:
+        with pytest.raises(OriginUnreachable, match=says) as caught:
             await ask
         assert "0x" not in str(caught.value)
+        assert "mistaken" not in "".join(traceback.format_exception(caught.value))
     assert server.count() == 0
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import threading
 
 import fsspec
 import pytest
@@ -13,15 +12,11 @@ from cachedfs.errors import (
     NotDownloadable,
     ObjectChanged,
     ObjectNotFound,
-    OriginUnreachable,
     QuotaExceeded,
     SignInRefused,
 )
-from cachedfs.origins.base import has_stale_answer
 from cachedfs.origins.drive import accounts, connection, public
 from cachedfs.origins.drive.api import item_info
-from cachedfs.origins.drive.connection import DriveConnection
-from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
 from tests.origins.contract import read
 
@@ -189,37 +184,6 @@ async def test_a_public_folder_is_listed_by_the_api_after_a_sign_in(
     assert [type(error) for error in found] == [ObjectNotFound] * 3
     assert [info.path async for info in origin.list(path)] == [f"{path}/a"]
     assert origin.lists_all(path)
-
-
-async def test_credentials_that_are_found_late_are_used_by_the_next_request(
-    make, server, folder, monkeypatch
-):
-    may_go_on, sign_in, made = threading.Event(), DriveConnection._sign_in, []
-
-    def sign_in_late(*arguments):
-        may_go_on.wait(120)
-        made.append(1)
-        return sign_in(*arguments)
-
-    monkeypatch.setattr(DriveConnection, "_sign_in", sign_in_late)
-    origin, id = make(RetryPolicy(reach_stale_s=0.01)), published(server, f"{folder}/a")
-    has_stale_answer.set(True)
-    with pytest.raises(OriginUnreachable, match="drive://: no credentials were found within"):
-        await origin.lookup(f"id:{id}")
-    may_go_on.set()
-    has_stale_answer.set(False)
-    assert (await read(origin, f"id:{id}"))[0] == DATA
-    assert len(made) == 1
-
-
-def test_a_link_is_opened_without_an_account_and_cached(server, folder, own_cache, nobody):
-    id = published(server, f"{folder}/a")
-    fs = fsspec.filesystem("cachedfs", target_protocol="drive", drive={"endpoint_url": server.endpoint_url})
-    link = f"https://drive.google.com/file/d/{id}/view?usp=sharing"
-    assert fs.cat_file(link) == DATA
-    server.reset()
-    assert fs.cat_file(link) == DATA
-    assert server.count() == 0
 
 
 def test_what_is_read_after_a_sign_in_is_cached_for_that_account(server, folder, root, own_cache, nobody):

@@ -161,11 +161,6 @@ def test_a_public_folder_is_listed_by_its_page(cached, server, tree):
     assert asked(server) == {"media": 2}
 
 
-def test_the_sizes_that_a_page_lacks_are_asked_for_without_the_cache_too(server, tree, nobody):
-    fs = fsspec.filesystem("drive", endpoint_url=server.endpoint_url, skip_instance_cache=True)
-    assert fs.du(f"id:{tree}") == 1000 + 1000 + 5000
-
-
 def test_files_of_a_public_folder_are_read_and_cached(cached, server, tree, tmp_path):
     fs = cached()
     assert fs.cat_file(f"id:{tree}/sub/c") == b"sub/c" * 1000
@@ -178,14 +173,6 @@ def test_files_of_a_public_folder_are_read_and_cached(cached, server, tree, tmp_
     forget()
     with fs.open(f"id:{tree}/a") as file:
         assert file.read() == b"a" * 1000
-    assert asked(server) == {}
-
-
-def test_a_prefetch_of_a_public_folder_fetches_each_file(cached, server, tree):
-    fs = cached()
-    fs.prefetch([f"id:{tree}"]).wait()
-    assert asked(server) == {"media": 10, "page": 2}
-    assert [*fs.cat(fs.find(f"id:{tree}")).values()] == [b"a" * 1000, b"b" * 1000, b"sub/c" * 1000]
     assert asked(server) == {}
 
 

@@ -162,37 +162,6 @@ def test_occasional_refusals_do_not_lower_the_rate():
     assert (one.limit.rung, one.limit.share) == (0, 1.0)
 
 
-def test_a_burst_of_refusals_lowers_the_rate_once():
-    limit = SentRequests(REQUESTS)
-    first = [limit.send("download", START) for _ in range(40)]  # sent before the first answer arrived
-    for i, sent in enumerate(first):
-        limit.answered(sent, START + 1 + i / 100, refused=True)
-    assert (limit.rung, limit.share) == (1, 0.5)
-
-
-def test_a_cut_keeps_nearly_what_the_service_accepted():
-    limit = SentRequests(REQUESTS[1:])
-    for _ in range(1200):
-        limit.answered(limit.send("download", START), START + 1, refused=False)
-    for sent in [limit.send("download", START + 2) for _ in range(6)]:
-        limit.answered(sent, START + 3, refused=True)
-    assert limit.share == pytest.approx(0.9 * 1200 / A_MINUTE, rel=1e-3)
-    assert limit.per_s() == pytest.approx(0.9 * 1200 / 61)
-
-
-def test_in_a_full_minute_single_requests_are_sent_until_one_is_accepted():
-    limit = SentRequests(REQUESTS[1:])
-    for sent in [limit.send("download", START) for _ in range(6)]:
-        limit.answered(sent, START, refused=True)
-    times, now = [], START
-    for n in range(4):
-        now += limit.wait_s("download", now)
-        times.append(now - START)
-        limit.answered(limit.send("download", now), now, refused=n < 3)
-    assert times == [4, 8, 12, 16]
-    assert limit.wait_s("download", now) == 0
-
-
 @pytest.mark.parametrize(("real", "at_least"), [(3.0, 2.7), (2.0, 1.8)])
 def test_items_are_created_as_fast_as_the_service_allows(real, at_least):
     one = run(Bucket(real), Process(1000, in_flight=4, ladder=CREATES, kind="create"), until_s=300)
