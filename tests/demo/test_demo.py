@@ -49,10 +49,7 @@ def test_all_bytes_are_right_and_only_the_first_pass_sends_requests(blocks):
     # For Drive also the parent folders, a listing, and a token of the change feed.
     assert texts.requests <= N_TEXTS + 5
     assert N_IMAGES * SIDE**2 <= images.sent < 1.2 * N_IMAGES * SIDE**2
-
-
-def test_a_sample_is_scaled_except_for_its_opening(blocks):
-    # A lookup and a download per file, one listing, and the path to the folder; an empty file is a lookup and a 416.
+    # Of the sample, only the opening is not scaled. A file is a lookup and a download, and the folder has a path and a listing.
     assert 2 * N_TEXTS < blocks[0].plain.requests < 2 * N_TEXTS + 8
 
 
