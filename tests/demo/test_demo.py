@@ -6,12 +6,11 @@ import os
 import subprocess
 import sys
 import textwrap
-from unittest import mock
 
 import pytest
 from rich.console import Console
 
-from cachedfs.demo import comparison, jobs
+from cachedfs.demo import comparison
 from tests.support import ROOT, until
 
 N_TEXTS, N_IMAGES, SIDE = 100, 64, 64
@@ -89,14 +88,6 @@ def test_a_failure_names_the_url_and_the_cause(tmp_path, quick_processes):
     ):
         reader.read("cachedfs", seed=0)
     assert failed.value.__notes__ == ["zarr of cachedfs::gs://demo/nothing failed"]
-
-
-def test_pydrive2_is_retried_where_it_gives_up():
-    call = mock.Mock(side_effect=[OSError("429"), OSError("429"), b"content"])
-    assert jobs.stubborn(call, "path") == b"content"
-    call.side_effect = [OSError("1"), OSError("2"), OSError("3")]
-    with pytest.raises(OSError, match="3"):
-        jobs.stubborn(call, "path")
 
 
 def test_a_missing_package_is_one_sentence_with_the_command(monkeypatch):

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import doctest
 import errno
-import json
 import os
 import pickle
 import re
@@ -51,14 +50,6 @@ WARNING: ...; serving the versions known to the cache (stale_if_error=False forb
 WARNING: Google Drive makes some 2 to 3 new files a second for a user, and many wait for their turn...
 cachedfs: mounting needs Linux...
 """.splitlines()
-
-
-def rate_limited(server: DriveServer) -> None:
-    """Let Drive refuse reads of bytes as it does when there are too many."""
-    message = "User Rate Limit Exceeded"
-    error = {"message": message, "reason": "userRateLimitExceeded", "domain": "usageLimits"}
-    body = json.dumps({"error": {"code": 403, "message": message, "errors": [error]}})
-    server.fail(Fault(kind="media", status=403, body=body, times=None))
 
 
 def raise_(error: Exception) -> None:
@@ -183,7 +174,8 @@ class Mishaps:
         self.attempt(lambda: self.fs(server).pipe_file("My Drive/data/new.txt", b"x"))
         server.heal()
         self.of_writing(server)
-        rate_limited(server)
+        limited = Refusal(403, "User Rate Limit Exceeded", "userRateLimitExceeded")
+        server.fail(Fault(kind="media", status=403, body=limited.to_json(), times=None))
         with self.retrying_at_once():
             self.attempt(lambda: self.fs(server).cat_file("My Drive/data/a.txt"))
         server.heal()
