@@ -45,8 +45,8 @@ def test_the_page_is_self_contained_and_has_the_numbers_of_the_run(run, tmp_path
     page = tmp_path / "report.html"
     said = report(folder, "-o", page).stdout.strip()
     text = page.read_text(encoding="utf-8")
-    cells = re.findall(r'id="n-(\w+)">([\d,]+)<', text)
-    numbers = {name: int(value.replace(",", "")) for name, value in cells}
+    cells = re.findall(r"<td>([a-z ]+)</td><td>([\d,]+)<", text)
+    numbers = {name.replace(" ", "_"): int(value.replace(",", "")) for name, value in cells}
     assert numbers["requests"] == asked == sums["requests"]
     for name in ("hits", "misses", "bytes_fetched", "bytes_served", "evictions"):
         assert numbers[name] == sums[name], name
