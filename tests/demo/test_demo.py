@@ -10,11 +10,11 @@ import textwrap
 import pytest
 from rich.console import Console
 
-from cachedfs.demo import comparison
+from cachedfs.demo import comparison, jobs
 from tests.support import ROOT, until
 
 N_TEXTS, N_IMAGES, SIDE = 100, 64, 64
-NOTHING = comparison.Case("gs://demo/nothing", "no data", [], "zarr", "gcsfs", "zarr", 1)
+NOTHING = comparison.Case("gs://demo/nothing", "no data", [], jobs.ZARR, "gcsfs", jobs.ZARR, 1)
 MODULES = ["zarr.storage", "gcsfs", "cachedfs.origins.gcs.origin", "cachedfs.origins.drive.filesystem"]
 
 
