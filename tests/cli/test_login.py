@@ -277,14 +277,11 @@ def test_a_bad_account_name_is_refused_before_the_browser_opens(client):
 @pytest.mark.parametrize(
     "typed", ["{}", " '{}' ", '"{}"', "file://{}", "{escaped}"], ids=["plain", "'", '"', "file", "backslash"]
 )
-def test_a_path_may_be_dragged_into_the_terminal(tmp_path, typed):
+def test_a_path_may_be_typed_or_dragged_into_the_terminal(tmp_path, monkeypatch, typed):
     path = tmp_path / "client secret (1).json"
     path.touch()
     escaped = re.sub(r"([ ()])", r"\\\1", str(path))
     assert login.typed_path(typed.format(path, escaped=escaped)) == str(path)
-
-
-def test_a_path_may_begin_with_a_tilde_or_have_an_apostrophe(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     assert login.typed_path("~/it's.json") == "/home/me/it's.json"
 

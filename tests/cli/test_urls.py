@@ -36,12 +36,9 @@ def test_urls_that_cannot_be(url, said):
     [
         (["ls", "drive://My", "Drive/x"], "drive://My Drive/x"),
         (["get", "cachedfs::drive://My", "Drive"], "cachedfs::drive://My Drive"),
-        (["get", "-r", "cdrive://My", "Drive/x", "."], "cdrive://My Drive/x"),
         (["mount", "drive://Shared", "with", "me/x", "mnt"], "drive://Shared with me/x"),
-        (["doctor", "drive://My", "Drive/x"], "drive://My Drive/x"),
         (["ls", "My", "Drive/x"], "drive://My Drive/x"),
         (["pack", "/content/drive/Shared", "drives/x", "out"], "/content/drive/Shared drives/x"),
-        (["pin", "drive://shared:Team", "A/x"], "drive://shared:Team A/x"),
         (["evict", "drive://My Drive/a", "b"], "drive://My Drive/a b"),
         (["get", "gs://my-bucket/a", "b", "."], "gs://my-bucket/a b"),
     ],

@@ -75,6 +75,7 @@ def test_the_sums_of_events_are_those_of_stats_and_of_the_server(cloud, folder):
     assert summary.counts["misses"] == 3 + 4 * 4
     assert summary.counts["hits"] == 3 + 4 * 4 + 3 + 4
     assert summary.n_failed == 0
+    assert {wait.path for wait in read(folder).waits} == {cloud.path(f"d/{number}") for number in range(5)}
 
 
 def test_refusals_for_a_rate_or_a_quota_are_recorded(drive, folder, monkeypatch):
@@ -91,56 +92,27 @@ def test_refusals_for_a_rate_or_a_quota_are_recorded(drive, folder, monkeypatch)
     assert "the origin refused 3 of " in summary_of(read(folder)).sentence
 
 
-@pytest.fixture
-def advance(monkeypatch):
-    """Advance the clock of events by some seconds."""
-    shift = [0.0]
-    moved = types.SimpleNamespace(
-        monotonic=lambda: time.monotonic() + shift[0], time=time.time, sleep=time.sleep
+def test_a_wait_for_a_fetch_of_another_process_is_recorded(origin, folder, monkeypatch):
+    origin.put("b/k", noise(3 * MiB))
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    fs.info("b/k")
+    take, shift = ByteRangeLocks.take, []
+    clock = types.SimpleNamespace(
+        monotonic=lambda: time.monotonic() + sum(shift), time=time.time, sleep=time.sleep
     )
-    monkeypatch.setattr(event_log, "time", moved)
-
-    def move(seconds):
-        shift[0] += seconds
-
-    return move
-
-
-def waits(folder):
-    """Return the waits during which the clock was advanced."""
-    return [(event["path"], event["start"]) for event in lines(folder, "wait") if event["took_s"] > 500]
-
-
-def test_a_wait_for_an_uncached_object_is_recorded(origin, folder, advance, monkeypatch):
-    origin.has_fingerprints = False
-    origin.put("b/k", noise(3 * MiB))
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
-    fs.info("b/k")
-    with fs.open("b/k") as file:
-        file.seek(2 * MiB)
-        file.read(10)
-        monkeypatch.setattr(origin, "on_request", lambda: advance(1000))
-        file.seek(0)  # before every request in flight
-        file.read(10)
-    assert ("b/k", 0) in waits(folder)
-
-
-def test_a_wait_for_a_fetch_of_another_process_is_recorded(origin, folder, advance, monkeypatch):
-    origin.put("b/k", noise(3 * MiB))
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
-    fs.info("b/k")
-    take, refused = ByteRangeLocks.take, []
+    monkeypatch.setattr(event_log, "time", clock)
 
     def taken_after_a_wait(*given):
-        if not refused:
-            refused.append(advance(1000))
+        if not shift:
+            shift.append(1000)
             return False
         return take(*given)
 
     monkeypatch.setattr(ByteRangeLocks, "take", taken_after_a_wait)
     with fs.open("b/k") as file:
         file.read(10)
-    assert ("b/k", 0) in waits(folder)
+    waits = [(event["path"], event["start"]) for event in lines(folder, "wait") if event["took_s"] > 500]
+    assert ("b/k", 0) in waits
 
 
 @contextlib.contextmanager
