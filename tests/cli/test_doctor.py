@@ -117,6 +117,13 @@ def test_doctor_knows_what_a_sign_in_is_good_for(drive, tmp_path, scopes, state,
     assert "SECRET" not in str(told)
 
 
+def test_doctor_says_that_a_sign_in_at_drive_has_expired(drive):
+    drive.server.require_token("another")
+    found = checks("-o", "token=ya29.old", drive.url(), status=1)
+    assert found["account"]["state"] == "fail"
+    assert "it has expired or was revoked: pass a new one" in found["access"]["found"]
+
+
 def test_doctor_names_what_is_wrong_with_the_cache(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     assert "cache directory" in failing("--cache-dir", str(tmp_path / "file" / "x"))
