@@ -120,6 +120,7 @@ def test_doctor_knows_what_a_sign_in_is_good_for(drive, tmp_path, scopes, state,
 def test_doctor_says_that_a_sign_in_at_drive_has_expired(drive):
     drive.server.require_token("another")
     found = checks("-o", "token=ya29.old", drive.url(), status=1)
+    drive.server.require_no_token()
     assert found["account"]["state"] == "fail"
     assert "it has expired or was revoked: pass a new one" in found["access"]["found"]
 
