@@ -46,7 +46,7 @@ $(STAMP): pyproject.toml | $(BIN)/python
 	@touch $@
 
 demo: $(STAMP)  ## The main job, on an embedded simulated cloud
-	$(BIN)/python -m cachedfs.demo
+	$(BIN)/python -m cachedfs demo
 
 test: $(STAMP)  ## All tests but the stress runs
 	$(BIN)/python -m tests.rerun -m $(SUITE) $(TOGETHER) $(ARGS)

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from cachedfs.demo.jobs import BATCH, begin, digest, drawn, open_url, read_opened
+from cachedfs.demo.jobs import BATCH, PYDRIVE2, TEXTS, ZARR, Job, begin, digest, drawn, open_url, read_opened
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,9 +62,9 @@ class Case(NamedTuple):
     url: str  # without `cachedfs::`
     what: str
     items: Sequence[Any]  # as the jobs return them
-    job: str
+    job: Job
     plain: str  # the name of the reader without cachedfs
-    plain_job: str
+    plain_job: Job
     part: int  # it reads 1/part of the items: all would take minutes
     modeled: Mapping[str, float] = {}  # seconds of Colab's mount
 
@@ -125,7 +125,7 @@ class ReaderProcess:
             opening, opening_sent = self._server.count(), self._server.bytes_sent()
             took_s, hits, found = self._process.apply(read_opened, (self._job, seed, self._part))
         except Exception as error:  # of any library: say which reader met it
-            error.add_note(f"{self._job} of {self._url} failed")
+            error.add_note(f"{self._job.module} of {self._url} failed")
             raise
         items = self._case.items
         order = drawn(len(items), seed, self._part)
@@ -196,7 +196,7 @@ def text_case(drive: Path, count: int) -> Case:
     what = f"{len(files):,} Python sources, {size / 1e6:.0f} MB,\nby fs.cat, shuffled, {BATCH} a call"
     who, modeled = "PyDrive2, one file after the other", on_a_mount(len(items), size)
     url = "drive://My Drive/demo/stdlib"
-    return Case(url, what, items, "texts", who, "pydrive2", PYDRIVE2_PART, modeled)
+    return Case(url, what, items, TEXTS, who, PYDRIVE2, PYDRIVE2_PART, modeled)
 
 
 def image_case(clouds: Path, count: int, side: int) -> Case:
@@ -220,7 +220,7 @@ def image_case(clouds: Path, count: int, side: int) -> Case:
     )
     array[:] = images
     what = f"{len(images):,} digit images, {images.nbytes / 1e6:.0f} MB,\nby zarr, shuffled, 1 a call"
-    return Case("gs://demo/digits.zarr", what, images, "zarr", "gcsfs without cachedfs", "zarr", GCSFS_PART)
+    return Case("gs://demo/digits.zarr", what, images, ZARR, "gcsfs without cachedfs", ZARR, GCSFS_PART)
 
 
 def on_a_mount(n_files: int, size: int) -> dict[str, float]:

@@ -124,11 +124,9 @@ class Job(NamedTuple):
     read: Callable[[Any, int, int], list[Any]]
 
 
-JOBS = {
-    "texts": Job("cachedfs.filesystem", open_texts, read_texts),
-    "pydrive2": Job("pydrive2.fs", open_by_pydrive2, read_by_pydrive2),
-    "zarr": Job("zarr", open_by_zarr, read_by_zarr),
-}
+TEXTS = Job("cachedfs.filesystem", open_texts, read_texts)
+PYDRIVE2 = Job("pydrive2.fs", open_by_pydrive2, read_by_pydrive2)
+ZARR = Job("zarr", open_by_zarr, read_by_zarr)
 
 
 # What the process of a reader does: `begin`, then `open_url` and `read_opened` in turn.
@@ -137,7 +135,7 @@ _opened: Any = None  # the result of `open_url`
 _stats: Callable[[], Any] | None = None  # of the filesystem that reads it
 
 
-def begin(job: str, settings: Mapping[str, str]) -> None:
+def begin(job: Job, settings: Mapping[str, str]) -> None:
     """Prepare the process to run a job: `settings` are fsspec's, in place of the user's own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     for name in list(os.environ):
@@ -148,10 +146,10 @@ def begin(job: str, settings: Mapping[str, str]) -> None:
 
     fsspec.config.conf.clear()
     fsspec.config.set_conf_env(fsspec.config.conf)
-    importlib.import_module(JOBS[job].module)
+    importlib.import_module(job.module)
 
 
-def open_url(job: str, url: str) -> float:
+def open_url(job: Job, url: str) -> float:
     """Open a URL; return how long it took, in seconds."""
     global _opened, _stats
     import fsspec
@@ -160,15 +158,15 @@ def open_url(job: str, url: str) -> float:
     # Finalizers of libraries print a traceback if the process is ended meanwhile.
     atexit.register(os._exit, 0)
     started = time.perf_counter()
-    _opened = JOBS[job].open(url)
+    _opened = job.open(url)
     return time.perf_counter() - started
 
 
-def read_opened(job: str, seed: int, part: int) -> tuple[float, int, str]:
+def read_opened(job: Job, seed: int, part: int) -> tuple[float, int, str]:
     """Read 1/`part` of the items; return how long it took, the hits, and the digest of the items."""
     before = _stats().hits if _stats else 0
     started = time.perf_counter()
-    items = JOBS[job].read(_opened, seed, part)
+    items = job.read(_opened, seed, part)
     took_s = time.perf_counter() - started
     if engines := sys.modules.get("cachedfs.core.engines"):
         engines.drain_all()  # for the next process

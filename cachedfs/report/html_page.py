@@ -5,9 +5,8 @@ It has no scripts, no external resources and a responsive layout.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import NamedTuple
 
 from cachedfs.common.text import bars, counted, per_cent, seconds, size
 from cachedfs.report.summary import N_BINS, RunSummary
@@ -19,24 +18,17 @@ h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin: 0; } section { min-wid
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 1.5rem; }
 figure { margin: 0; min-width: 0; } figcaption { font-size: 0.9rem; }
 pre { margin: 0; font-size: 0.8rem; line-height: 1.3; overflow-x: auto; } pre span { color: #0072b2; }
-table { border-collapse: collapse; } th, td { text-align: left; padding: 0.15rem 0.8rem 0.15rem 0; vertical-align: top; overflow-wrap: anywhere; }
-td.n { text-align: right; white-space: nowrap; } td.n + td { white-space: nowrap; } th { overflow-wrap: normal; }
+table { border-collapse: collapse; } td { padding: 0.15rem 0.8rem 0.15rem 0; vertical-align: top; overflow-wrap: anywhere; }
+td + td { text-align: right; white-space: nowrap; }
 """
-
-
-class Chart(NamedTuple):
-    """A chart: its title, a sentence on the whole of it, and its lines, each a text and the bars below it."""
-
-    title: str
-    words: str
-    lines: list[tuple[str, str]]
 
 
 def page(summary: RunSummary, by_folder: Sequence[tuple[str, int]]) -> str:
     """Return the report as a complete HTML document. `by_folder`: pairs of folder and cached bytes."""
-    charts = [_requests(summary), _rates(summary), _blocks(summary), _times(summary)]
+    parts = [_requests(summary), _rates(summary), _blocks(summary), _times(summary)]
     if by_folder:
-        charts.append(_shares("In the cache now", [(folder, n, size(n)) for folder, n in by_folder]))
+        parts.append(_shares("In the cache now", [(folder, n, size(n)) for folder, n in by_folder]))
+    parts += [_numbers(summary), _longest(summary)]
     title = (
         f"cachedfs: {seconds(summary.elapsed_s)} of {counted(summary.n_processes, 'process', 'processes')}"
     )
@@ -46,107 +38,112 @@ def page(summary: RunSummary, by_folder: Sequence[tuple[str, int]]) -> str:
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
         f'<h1>{escape(title)}</h1><p id="sentence">{escape(summary.sentence)}</p>{_notes(summary)}'
-        f'<div class="grid">{"".join(map(_figure, charts))}{_numbers(summary)}{_longest(summary)}</div></main></body></html>\n'
+        f'<div class="grid">{"".join(parts)}</div></main></body></html>\n'
     )
 
 
-def _requests(summary: RunSummary) -> Chart:
+# Charts.
+
+
+def _requests(summary: RunSummary) -> str:
     bins = summary.bins
     words = f"{summary.n_requests:,} requests, {summary.n_ahead:,} of them read ahead; the program waited {seconds(sum(summary.waited.values()))}"
-    lines = [
-        (f"receiving: at most {max(bins.coming):.3g}", bars(bins.coming, N_BINS)),
-        (f"no answer yet: at most {max(bins.asking):.3g}", bars(bins.asking, N_BINS)),
-        (f"program waits: at most {per_cent(max(bins.waited))} of the time", bars(bins.waited, N_BINS)),
-    ]
-    return Chart("Active requests", words, lines)
+    return _over_time(
+        "Active requests",
+        words,
+        (f"receiving: at most {max(bins.coming):.3g}", bins.coming),
+        (f"no answer yet: at most {max(bins.asking):.3g}", bins.asking),
+        (f"program waits: at most {per_cent(max(bins.waited))} of the time", bins.waited),
+    )
 
 
-def _rates(summary: RunSummary) -> Chart:
-    counts, bound = summary.counts, summary.bound_per_s
-    lines = []
-    for name, what in (("bytes_fetched", "fetched"), ("bytes_served", "read")):
-        in_bins = summary.bins.counts[name]
-        peak = max(in_bins) / (summary.bins.width_s or 1.0)
-        lines.append((f"{what}: at most {size(peak)}/s", bars(in_bins, N_BINS)))
+def _rates(summary: RunSummary) -> str:
+    counts, bins, bound = summary.counts, summary.bins, summary.bound_per_s
     link = f"the link gave up to {size(bound)}/s" if bound else "nothing came over the link"
     words = f"{size(counts['bytes_fetched'])} fetched, {size(counts['bytes_served'])} read; {link}"
-    return Chart("Bytes a second", words, lines)
-
-
-def _blocks(summary: RunSummary) -> Chart:
-    counts, width_s = summary.counts, summary.bins.width_s
-    words = f"{counts['hits']:,} hits, {counts['misses']:,} blocks fetched, {counts['evictions']:,} evicted"
-    lines = []
-    for name, what in (("misses", "fetched"), ("hits", "hits"), ("evictions", "evicted")):
-        in_bins = summary.bins.counts[name]
-        lines.append((f"{what}: at most {max(in_bins):,.0f} in {seconds(width_s)}", bars(in_bins, N_BINS)))
-    return Chart("Blocks", words, lines)
-
-
-def _times(summary: RunSummary) -> Chart:
-    waited, total = summary.waited, summary.elapsed_s or 1.0
-    parts = [
-        ("not waiting", max(0.0, summary.elapsed_s - sum(waited.values()))),
-        ("waiting for bytes", waited["for_bytes_s"]),
-        ("waiting for answers", waited["for_answers_s"]),
-        ("waiting otherwise", waited["for_others_s"]),
+    named = [
+        (what, bins.counts[name]) for name, what in (("bytes_fetched", "fetched"), ("bytes_served", "read"))
     ]
-    rows = [(name, took_s, f"{seconds(took_s)}, {per_cent(took_s / total)}") for name, took_s in parts]
+    lines = [(f"{what}: at most {size(max(each) / (bins.width_s or 1.0))}/s", each) for what, each in named]
+    return _over_time("Bytes a second", words, *lines)
+
+
+def _blocks(summary: RunSummary) -> str:
+    counts, bins = summary.counts, summary.bins
+    words = f"{counts['hits']:,} hits, {counts['misses']:,} blocks fetched, {counts['evictions']:,} evicted"
+    names = {"fetched": "misses", "hits": "hits", "evicted": "evictions"}
+    named = [(what, bins.counts[name]) for what, name in names.items()]
+    lines = [(f"{what}: at most {max(each):,.0f} in {seconds(bins.width_s)}", each) for what, each in named]
+    return _over_time("Blocks", words, *lines)
+
+
+def _times(summary: RunSummary) -> str:
+    waited, total = summary.waited, summary.elapsed_s or 1.0
+    parts = {
+        "not waiting": max(0.0, summary.elapsed_s - sum(waited.values())),
+        "waiting for bytes": waited["for_bytes_s"],
+        "waiting for answers": waited["for_answers_s"],
+        "waiting otherwise": waited["for_others_s"],
+    }
+    rows = [
+        (name, took_s, f"{seconds(took_s)}, {per_cent(took_s / total)}") for name, took_s in parts.items()
+    ]
     return _shares("Where the time went", rows)
 
 
-def _shares(title: str, rows: Sequence[tuple[str, float, str]]) -> Chart:
+def _over_time(title: str, words: str, *lines: tuple[str, Sequence[float]]) -> str:
+    """Return a chart of values in the course of the run, each with its text."""
+    return _chart(title, [(text, bars(values, N_BINS)) for text, values in lines], words)
+
+
+def _shares(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
     """Return a chart of one bar for each `(name, value, text)`."""
     most = max(value for _, value, _ in rows) or 1.0
-    lines = [(f"{name}: {text}", "█" * round(N_BINS * value / most)) for name, value, text in rows]
-    return Chart(title, "", lines)
+    return _chart(
+        title, [(f"{name}: {text}", "█" * round(N_BINS * value / most)) for name, value, text in rows]
+    )
 
 
-def _figure(chart: Chart) -> str:
+def _chart(title: str, lines: Iterable[tuple[str, str]], words: str = "") -> str:
     # A screen reader would spell the bars, one by one.
-    lines = "\n".join(
-        f'{escape(text)}\n<span aria-hidden="true">{drawn or "─"}</span>' for text, drawn in chart.lines
-    )
-    return (
-        f"<figure><h2>{escape(chart.title)}</h2><pre>{lines}</pre>"
-        f"<figcaption>{escape(chart.words)}</figcaption></figure>"
-    )
+    drawn = "\n".join(f'{escape(text)}\n<span aria-hidden="true">{bar or "─"}</span>' for text, bar in lines)
+    return f"<figure><h2>{title}</h2><pre>{drawn}</pre><figcaption>{escape(words)}</figcaption></figure>"
+
+
+# Notes and tables.
 
 
 def _notes(summary: RunSummary) -> str:
     notes = []
     if summary.n_full:
-        notes.append(
-            f"{counted(summary.n_full, 'process', 'processes')} reached the size limit of an event file: their numbers end there."
-        )
+        full = counted(summary.n_full, "process", "processes")
+        notes.append(f"{full} reached the size limit of an event file: their numbers end there.")
     if summary.n_cut:
         notes.append(f"{counted(summary.n_cut, 'line')} could not be read.")
-    return f"<p>{escape(' '.join(notes))}</p>" if notes else ""
+    return f"<p>{' '.join(notes)}</p>" if notes else ""
 
 
 def _numbers(summary: RunSummary) -> str:
     """Return the table of exact numbers, with byte counts also in readable units."""
-    rows: dict[str, int] = {
+    numbers = {
         **summary.counts,
         "requests": summary.n_requests,
         "requests_ahead": summary.n_ahead,
         "requests_failed": summary.n_failed,
         "bytes_answered": summary.bytes_answered,
     }
-    body = "".join(
-        f'<tr><th scope="row">{escape(name.replace("_", " "))}</th><td class="n" id="n-{name}">{value:,}</td>'
-        f"<td>{size(value) if name.startswith('bytes') else ''}</td></tr>"
-        for name, value in rows.items()
-    )
-    return f"<section><h2>Numbers</h2><table>{body}</table></section>"
+    rows = [
+        (name.replace("_", " "), f"{value:,}", size(value) if name.startswith("bytes") else "")
+        for name, value in numbers.items()
+    ]
+    return _table("Numbers", rows)
 
 
 def _longest(summary: RunSummary) -> str:
-    if not summary.longest:
-        return ""
-    body = "".join(
-        f'<tr><td>{escape(path)}</td><td class="n">{n:,}</td><td class="n">{seconds(took_s)}</td></tr>'
-        for path, n, took_s in summary.longest
-    )
-    head = '<tr><th scope="col">object</th><th scope="col">times</th><th scope="col">waited</th></tr>'
-    return f"<section><h2>Longest waits</h2><table>{head}{body}</table></section>"
+    rows = [(path, f"{n:,}", seconds(took_s)) for path, n, took_s in summary.longest]
+    return _table("Longest waits", [("object", "times", "waited"), *rows]) if rows else ""
+
+
+def _table(title: str, rows: Iterable[Sequence[str]]) -> str:
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<section><h2>{title}</h2><table>{body}</table></section>"

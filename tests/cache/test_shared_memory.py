@@ -16,6 +16,7 @@ from cachedfs.cache.change_counters import ChangeCounters, slots_of
 from cachedfs.common.clock import Clock
 from cachedfs.common.logging import WarnOnce
 from cachedfs.common.types import CacheBounds
+from tests.cache.audit import audit
 from tests.cache.faults import replace_call
 from tests.cache.helpers import AMPLE, content, finish, key_of, put, start, whole
 
@@ -414,3 +415,13 @@ def test_the_clock_never_goes_back_while_another_process_writes(cache, open_cach
     cache.touch(key, 7)  # the other one was stopped in the middle
     assert written.now == 8
     held.release(access_stats._FLUSH_LOCK)
+
+
+def test_other_caches_in_the_process_do_not_drop_claims(cache, open_cache):
+    assert cache.locks.take(7)
+    other = open_cache()
+    assert other.locks.take(9)
+    put(other, key_of(), 0)
+    audit(other)
+    other.close()
+    assert finish(start(CLAIMANT, Path(cache.root).parent), "\n\n") == "False\nFalse\n"

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from cachedfs.cache import block_store, directory, disk
+from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.index import database
 from cachedfs.common.types import CacheBounds
+from cachedfs.core.download import Download, FetchedBlock
+from cachedfs.core.store_queue import StoreQueue
 from cachedfs.errors import CacheError
 from tests.cache.audit import audit, recount
 from tests.cache.faults import replace_call
@@ -542,3 +545,42 @@ def test_a_failed_commit_leaves_no_reservation(cache, monkeypatch):
     assert cache.space.writing == set()
     put(cache, key_of(), 0)
     assert whole(cache, key_of(), 0) == content(key_of(), 0)
+
+
+def test_a_failed_write_makes_no_index_in_a_cache_that_is_being_deleted(cache, monkeypatch):
+    put(cache, key_of(), 0)
+
+    def deleted(*args):
+        Path(cache._own.index_path).unlink()
+        full()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write_file", deleted)
+        with pytest.raises(CacheError):
+            put(cache, key_of(), 1)
+    assert not os.path.exists(cache._own.index_path)
+    put(cache, key_of(), 1)
+    assert audit(cache).ok
+
+
+def write_behind(cache, index):
+    """Store a block as the writer thread does; return whether it was stored."""
+    stored = []
+    writer = StoreQueue(cache, lambda blocks, are_stored: stored.append(are_stored))
+    data = memoryview(content(key_of(), index))
+    writer.put([FetchedBlock(key_of().block(index), [data], len(data), Download(demand=len(data)))], AMPLE)
+    assert writer.drain(120)
+    writer.close()
+    return stored == [True]
+
+
+def test_a_part_of_the_cache_that_stays_deleted_is_waited_for_once(cache, monkeypatch):
+    assert write_behind(cache, 0)
+    pauses = []
+    replace_call(monkeypatch, "time.sleep", pauses.append)
+    shutil.rmtree(Path(cache.root) / "local-copies")
+    monkeypatch.setattr(CacheDirectory, "verify", full)
+    for _ in range(3):
+        assert not write_behind(cache, 1)
+    assert pauses == [directory.QUIET_S]
+    assert list(Path(cache.root).glob("tmp/*")) == []

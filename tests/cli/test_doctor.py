@@ -45,6 +45,9 @@ def test_doctor_finds_all_well(cloud):
     assert list(found)[-8:] == ["access", "metadata", *OF_READS]
     assert str(cloud.cache_dir) in found["cache directory"]["found"]
     assert re.search(r"\b8\.4 MB in \d+ ms", found["one request"]["found"])
+    assert "Too small" not in found["one request"]["advice"]
+    cloud.put("small", noise(1000))
+    assert "Too small" in checks(cloud.url("small", "gs://"))["one request"]["advice"]
     assert "at a time" in found["settings"]["found"]
     assert json_of("stats")["blocks"] == 0, "past the cache"
 
@@ -52,15 +55,13 @@ def test_doctor_finds_all_well(cloud):
 def test_doctor_names_the_files_of_a_mount_that_were_not_sent(cloud, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert "unsent files" not in checks()
-    path = tmp_path / "file"
-    path.write_bytes(b"1" * 500)
+    (tmp_path / "file").write_bytes(b"1" * 500)
     for name in ("b/old", "b/new"):
-        with path.open("rb") as file:
+        with (tmp_path / "file").open("rb") as file:
             keep(file, name)
     check = checks()["unsent files"]
-    assert (check["state"], check["found"][:22]) == ("warn", "2 files, 1.0 kB, writt")
-    assert check["found"].endswith("-b_new")
-    assert "Copy them" in check["advice"]
+    assert check["state"] == "warn"
+    assert re.match("2 files, 1.0 kB, .*; the newest is .*-b_new$", check["found"])
 
 
 def test_doctor_fails_with_the_real_error(cloud):
@@ -116,25 +117,20 @@ def test_doctor_knows_what_a_sign_in_is_good_for(drive, tmp_path, scopes, state,
     assert "SECRET" not in str(told)
 
 
-def test_doctor_says_why_there_is_no_way_to_drive(drive, monkeypatch, tmp_path):
+def test_doctor_says_that_a_sign_in_at_drive_has_expired(drive):
     drive.server.require_token("another")
-    expired = failing("-o", "token=ya29.old", drive.url())["access"]
-    assert "it has expired or was revoked: pass a new one" in expired
+    found = checks("-o", "token=ya29.old", drive.url(), status=1)
     drive.server.require_no_token()
-    monkeypatch.setitem(fsspec.config.conf, "drive", {"endpoint_url": drive.server.endpoint_url})
-    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "HOME"):
-        monkeypatch.setenv(name, "" if name.startswith("GOOGLE") else str(tmp_path))
-    monkeypatch.setattr("google.auth.compute_engine._metadata.is_on_gce", lambda request: False)
-    [nobody] = failing(drive.url()).values()
-    assert "auth.authenticate_user()" in nobody
-    [away] = failing("-o", "token=anon", "-o", "endpoint_url=http://127.0.0.1:9", drive.url()).values()
-    assert "Connect call failed" in away
+    assert found["account"]["state"] == "fail"
+    assert "it has expired or was revoked: pass a new one" in found["access"]["found"]
 
 
-def test_doctor_names_what_is_wrong_with_the_cache(tmp_path):
+def test_doctor_names_what_is_wrong_with_the_cache(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     assert "cache directory" in failing("--cache-dir", str(tmp_path / "file" / "x"))
     assert "room" in failing("-o", "cache_size=1000")
+    monkeypatch.setitem(fsspec.config.conf, "cachedfs", {"cache_sise": 1})
+    assert "did you mean 'cache_size'?" in failing()["cache"]
 
 
 def test_doctor_says_what_to_do_on_a_full_disk(monkeypatch):
@@ -145,11 +141,6 @@ def test_doctor_says_what_to_do_on_a_full_disk(monkeypatch):
     assert found["write speed"]["found"].endswith("cannot be written: No space left on device")
     assert "Free space on this disk, or set cache_dir" in found["write speed"]["advice"]
     assert "index" in found, "the other checks go on"
-
-
-def test_doctor_sees_a_misspelt_configuration(monkeypatch):
-    monkeypatch.setitem(fsspec.config.conf, "cachedfs", {"cache_sise": 1})
-    assert "did you mean 'cache_size'?" in run("doctor", status=1).stdout
 
 
 def test_doctor_shows_options_and_environment_without_secrets(monkeypatch):
@@ -204,13 +195,6 @@ def test_doctor_measures_the_link_and_says_what_to_set(cloud, tmp_path):
     (tmp_path / "other").mkdir()
     tight = ("--cache-dir", str(tmp_path / "other"), "-o", "cache_size=16MiB", "-o", "keep_free=0")
     assert re.search(r'cache_size="1GB"|larger disk', checks(*tight, url)["to set"]["found"])
-
-
-def test_doctor_says_that_an_object_is_too_small_to_measure_the_link(cloud):
-    for name, size in (("small", 1000), ("large", 2 * MiB)):
-        cloud.put(name, noise(size))
-        advice = checks(cloud.url(name, "gs://"))["one request"]["advice"]
-        assert ("Too small" in advice) == (name == "small")
 
 
 def test_doctor_reads_parts_of_an_object_on_s3(s3):

@@ -1,6 +1,5 @@
 """Errors, interrupts and closed pipes: one line, and an exit status."""
 
-import functools
 import json
 import os
 import subprocess
@@ -11,7 +10,6 @@ from typer.testing import CliRunner
 
 from cachedfs.cli import reading
 from cachedfs.cli.app import app
-from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
 from tests.cli.helpers import interrupted, run
 from tests.support import MiB, noise
@@ -50,14 +48,6 @@ def test_what_nobody_expected_asks_for_a_report(monkeypatch):
     assert result.stderr == (
         "cachedfs: unexpected RuntimeError: boom (run with --debug for the traceback; please report)\n"
     )
-
-
-def test_ctrl_c_while_drive_does_not_answer(drive, monkeypatch):
-    drive.server.fail(Fault(kind="list", stall_s=3600, times=100))
-    monkeypatch.setattr(
-        "cachedfs.origins.drive.connection.RetryPolicy", functools.partial(RetryPolicy, stall_s=3600.0)
-    )
-    assert interrupted(lambda: drive.server.count(kind="list"), "ls", drive.url()) == ""
 
 
 @pytest.mark.parametrize(("command", "kind"), [("doctor", "media"), ("pin", "list")])

@@ -1,7 +1,7 @@
 """The command `ls`."""
 
 from tests.cli.helpers import in_terminal, json_of, run
-from tests.support import MiB, forget, noise
+from tests.support import MiB, noise
 
 
 def test_ls_prints_urls_that_open_the_same_again(cloud):
@@ -22,16 +22,6 @@ def test_ls_in_a_narrow_terminal_has_room_for_names(cloud):
     assert seen.splitlines()[-1].split() == ["1.0", "kB", name]
 
 
-def test_ls_twice_is_one_request(cloud):
-    cloud.put("a/one", b"1")
-    url = cloud.url("a", "gs://")
-    first = run("ls", "-l", url).stdout
-    forget()
-    assert cloud.asked() == ["list"]
-    assert run("ls", "-l", url).stdout == first
-    assert cloud.asked() == []
-
-
 def test_ls_long_has_size_time_and_cached_bytes(cloud):
     cloud.put("big", noise(3 * MiB))
     cloud.put("a/one", b"1")
@@ -41,7 +31,9 @@ def test_ls_long_has_size_time_and_cached_bytes(cloud):
     big = found[1]
     assert (big["url"], big["size"], big["cached"]) == (cloud.url("big", "gs://"), 3 * MiB, MiB)
     assert big["modified"].startswith("20")
+    cloud.asked()
     lines = run("ls", "-l", cloud.url(prefix="gs://")).stdout.splitlines()
+    assert cloud.asked() == []
     assert [len(line.split("\t")) for line in lines] == [4, 4]
     assert lines[0].split("\t")[:3] == ["-", "-", "-"]
 
@@ -56,7 +48,6 @@ def test_ls_recursive_and_patterns(cloud):
         cloud.url("a/two", "gs://"),
     ]
     assert run("ls", cloud.url("*.txt", "gs://")).stdout.split() == [cloud.url("x.txt", "gs://")]
-    assert "nothing has such a name" in run("ls", cloud.url("*.tif", "gs://"), status=1).stderr
 
 
 def test_ls_of_local_paths(tmp_path, monkeypatch):

@@ -5,7 +5,6 @@ import re
 import warnings
 
 from cachedfs.cli import output
-from cachedfs.core.store_queue import StoreQueue
 from tests.cli.helpers import in_terminal, run
 
 HOSTILE = "a\x1b]0;owned\x07\x9b31m\u202e b"
@@ -43,18 +42,6 @@ def test_log_and_warnings_are_single_lines(capsys):
     assert (
         capsys.readouterr().err == "cachedfs: warning: the origin is away\ncachedfs: warning: this is old\n"
     )
-
-
-def test_what_storing_warns_of_at_the_end_is_a_line_as_the_others(cloud, monkeypatch):
-    drain = StoreQueue.drain
-
-    def late(self, timeout_s=5.0):
-        drain(self, timeout_s)
-        logging.getLogger("cachedfs.cache").warning("blocks are not cached")
-
-    cloud.put("key", b"1")
-    monkeypatch.setattr(StoreQueue, "drain", late)
-    assert run("cat", cloud.url("key", "gs://")).stderr == "cachedfs: warning: blocks are not cached\n"
 
 
 def test_trouble_with_the_cache_is_a_line_and_no_failure(cloud, tmp_path):

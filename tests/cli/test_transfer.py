@@ -20,9 +20,6 @@ def test_export_and_import_carry_a_cache(cloud, tmp_path):
     done = json_of(*again)
     assert (done["blocks"], done["here"], done["left"], done["bad"]) == (20, 0, 0, [])
     assert run(*again).stderr == "0 blocks, 0 bytes fetched; 20 were here already\n"
-    cloud.asked()
-    run("cat", cloud.url("d/07", "gs://"), "--cache-dir", str(tmp_path / "other"))
-    assert cloud.asked() == []
 
 
 def test_import_of_what_is_damaged_or_does_not_fit_fails(cloud, tmp_path):

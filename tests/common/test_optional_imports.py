@@ -73,3 +73,29 @@ def test_a_child_forked_during_the_first_read_of_another_thread_can_read(cloud):
     cloud.put("a", b"1")
     cloud.put("a.other", b"2")
     assert cloud.python(FORK, cloud.url("a", "cgs://")) == "0\n"
+
+
+def test_forks_continue_after_an_import_and_after_a_wait_that_timed_out(monkeypatch):
+    with optional_imports.importing():
+        optional_imports._before_fork()
+        optional_imports._after_fork_in_parent()
+        assert optional_imports._lock._is_owned()
+    assert not optional_imports._lock._is_owned()
+    monkeypatch.setattr(optional_imports, "_MAX_WAIT_S", 0.0)
+    is_held, is_over = threading.Event(), threading.Event()
+
+    def hold():
+        with optional_imports.importing():
+            is_held.set()
+            is_over.wait(120)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert is_held.wait(120)
+    optional_imports._before_fork()
+    optional_imports._after_fork_in_parent()
+    is_over.set()
+    holder.join()
+    optional_imports._before_fork()
+    assert optional_imports._lock._is_owned()
+    optional_imports._after_fork_in_parent()

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from unittest import mock
 
 import pytest
 from rich.console import Console
@@ -15,7 +14,7 @@ from cachedfs.demo import comparison, jobs
 from tests.support import ROOT, until
 
 N_TEXTS, N_IMAGES, SIDE = 100, 64, 64
-NOTHING = comparison.Case("gs://demo/nothing", "no data", [], "zarr", "gcsfs", "zarr", 1)
+NOTHING = comparison.Case("gs://demo/nothing", "no data", [], jobs.ZARR, "gcsfs", jobs.ZARR, 1)
 MODULES = ["zarr.storage", "gcsfs", "cachedfs.origins.gcs.origin", "cachedfs.origins.drive.filesystem"]
 
 
@@ -49,10 +48,7 @@ def test_all_bytes_are_right_and_only_the_first_pass_sends_requests(blocks):
     # For Drive also the parent folders, a listing, and a token of the change feed.
     assert texts.requests <= N_TEXTS + 5
     assert N_IMAGES * SIDE**2 <= images.sent < 1.2 * N_IMAGES * SIDE**2
-
-
-def test_a_sample_is_scaled_except_for_its_opening(blocks):
-    # A lookup and a download per file, one listing, and the path to the folder; an empty file is a lookup and a 416.
+    # Of the sample, only the opening is not scaled. A file is a lookup and a download, and the folder has a path and a listing.
     assert 2 * N_TEXTS < blocks[0].plain.requests < 2 * N_TEXTS + 8
 
 
@@ -92,14 +88,6 @@ def test_a_failure_names_the_url_and_the_cause(tmp_path, quick_processes):
     ):
         reader.read("cachedfs", seed=0)
     assert failed.value.__notes__ == ["zarr of cachedfs::gs://demo/nothing failed"]
-
-
-def test_pydrive2_is_retried_where_it_gives_up():
-    call = mock.Mock(side_effect=[OSError("429"), OSError("429"), b"content"])
-    assert jobs.stubborn(call, "path") == b"content"
-    call.side_effect = [OSError("1"), OSError("2"), OSError("3")]
-    with pytest.raises(OSError, match="3"):
-        jobs.stubborn(call, "path")
 
 
 def test_a_missing_package_is_one_sentence_with_the_command(monkeypatch):

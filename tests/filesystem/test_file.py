@@ -355,3 +355,18 @@ def test_threads_that_share_a_file_read_right_bytes(shared):
 
     with ThreadPoolExecutor(8) as pool:
         assert [*pool.map(wrong, range(8))] == [[]] * 8
+
+
+def test_readahead_starts_again_when_a_block_of_a_cached_file_is_missing(cloud):
+    cloud.put("many", DATA := noise(300 * 64 * KiB))
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size="64KiB", request_size="256KiB")
+    fs.cat_file(cloud.path("many"), 64 * KiB, 200 * 64 * KiB)
+    cloud.server.reset()
+    with fs.open(cloud.path("many")) as file:
+        assert read_all(file) == DATA  # missing, cached, and missing again
+        assert cloud.server.count() <= 30  # 27: the first block, the 200th, and the others by fours
+        read_all(file)
+    with fs.open(cloud.path("many")) as file:
+        cloud.server.reset()
+        read_all(file)
+    assert cloud.server.count() == 0

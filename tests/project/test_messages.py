@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import doctest
 import errno
-import json
 import os
 import pickle
 import re
@@ -53,14 +52,6 @@ cachedfs: mounting needs Linux...
 """.splitlines()
 
 
-def rate_limited(server: DriveServer) -> None:
-    """Let Drive refuse reads of bytes as it does when there are too many."""
-    message = "User Rate Limit Exceeded"
-    error = {"message": message, "reason": "userRateLimitExceeded", "domain": "usageLimits"}
-    body = json.dumps({"error": {"code": 403, "message": message, "errors": [error]}})
-    server.fail(Fault(kind="media", status=403, body=body, times=None))
-
-
 def raise_(error: Exception) -> None:
     raise error
 
@@ -84,7 +75,7 @@ class Mishaps:
         try:
             what()
         except Exception as error:
-            self.said.append(f"{type(error).__name__}: {error}")
+            self.said += [f"{type(error).__name__}: {error}", f"cachedfs: {message_of(error)}"]
 
     @contextlib.contextmanager
     def retrying_at_once(self) -> Iterator[None]:
@@ -106,23 +97,17 @@ class Mishaps:
         self.attempt(lambda: fsspec.filesystem("cdrive", offline=True).cat_file("My Drive/data/a.txt"))
 
     def of_mounts(self) -> None:
-        def attempt(what: Callable[[], object]) -> None:
-            try:
-                what()
-            except Exception as error:
-                self.said.append(f"cachedfs: {message_of(error)}")
-
         program = self.folder / "programs" / "fusermount3"
         program.parent.mkdir()
         with self.monkeypatch.context() as patch:
             patch.setattr("sys.platform", "darwin")
-            attempt(lambda: serve(mock.Mock(), "", ""))
+            self.attempt(lambda: serve(mock.Mock(), "", ""))
         with self.monkeypatch.context() as patch:
             patch.setenv("PATH", str(program.parent))
             patch.setenv("XDG_STATE_HOME", str(self.folder))
             program.write_text("#!/bin/sh\necho mount failed: Operation not permitted >&2\nexit 1\n")
             program.chmod(0o700)
-            attempt(lambda: FuseSession(mock.Mock(), str(self.folder), []))
+            self.attempt(lambda: FuseSession(mock.Mock(), str(self.folder), []))
             local = LocalFile(None, "my-bucket/key", None, None, 0)
             local.write(b"1", 0)
             local.close()
@@ -183,7 +168,8 @@ class Mishaps:
         self.attempt(lambda: self.fs(server).pipe_file("My Drive/data/new.txt", b"x"))
         server.heal()
         self.of_writing(server)
-        rate_limited(server)
+        limited = Refusal(403, "User Rate Limit Exceeded", "userRateLimitExceeded")
+        server.fail(Fault(kind="media", status=403, body=limited.to_json(), times=None))
         with self.retrying_at_once():
             self.attempt(lambda: self.fs(server).cat_file("My Drive/data/a.txt"))
         server.heal()

@@ -53,16 +53,6 @@ def test_stated_minimum_versions_are_those_of_the_installer(name):
     assert minimums == {f">={STATED[name].removesuffix(' or newer')}"}
 
 
-def test_groups_and_extras_that_the_makefile_installs_exist():
-    groups, extras = PROJECT["dependency-groups"], ABOUT["optional-dependencies"]
-    assert {*re.findall(r"--group ([a-z]+)", MAKEFILE)} == groups.keys()
-    assert {*re.search(r"^EXTRAS = (.+)$", MAKEFILE, re.MULTILINE)[1].split(",")} <= extras.keys()
-
-
-def test_every_base_dependency_is_stated():
-    assert {Requirement(text).name for text in ABOUT["dependencies"]} - {"platformdirs"} <= set(STATED)
-
-
 def test_the_readme_lists_every_extra_of_a_user():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     table = readme.partition("| extra |")[2].partition("\n\n")[0]
@@ -72,21 +62,3 @@ def test_the_readme_lists_every_extra_of_a_user():
         for name in re.findall(r"`(\w+)`", cell)
     ]
     assert sorted(listed) == sorted(ABOUT["optional-dependencies"])
-
-
-def test_ci_builds_the_release_and_its_files_exist():
-    assert re.search(r"^make dist$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
-    included = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
-    assert [name for name in included if not (ROOT / name).exists()] == []
-    assert {"CONTRIBUTING.md", "SECURITY.md", "LICENSE", "tests"} <= set(included)
-    assert (ROOT / "cachedfs/py.typed").is_file()
-
-
-def test_test_files_named_in_pages_and_the_makefile_exist():
-    pages = "".join((ROOT / page).read_text() for page in ("SECURITY.md", "CONTRIBUTING.md"))
-    named = re.findall(r"tests/[\w/]+\.py", pages)
-    for variable in "OLDEST_TESTS", "QUICK":
-        paths = re.search(rf"^{variable} = (.+)$", MAKEFILE, re.MULTILINE)[1]
-        named += [f"tests/{name}" for name in paths.split()]
-    assert named
-    assert [path for path in named if not (ROOT / path).exists()] == []

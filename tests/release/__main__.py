@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.release", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where wheel and sdist go")
     out = parser.parse_args(arguments).out
-    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cachedfs-release-") as name:
         try:
             wheel = build(out, Path(name))
@@ -42,9 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except AssertionError as error:
             print(f"not fit for a release: {error}", file=sys.stderr)
             return 1
-    print(
-        f"{wheel.name} and its sdist work where nothing else is installed; {time.monotonic() - began:.0f} s"
-    )
+    print(f"{wheel.name} and its sdist work where nothing else is installed")
     return 0
 
 
@@ -55,24 +51,15 @@ def build(out: Path, folder: Path) -> Path:
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir"]
     run([*command, out, ROOT])  # the sdist of the tree, and its wheel
     run([*command, folder / "of-tree", "--wheel", ROOT])
-    (wheel,), (of_tree,), (sdist,) = (
-        out.glob("*.whl"),
-        (folder / "of-tree").glob("*.whl"),
-        out.glob("*.tar.gz"),
-    )
+    [wheel], [sdist], [of_tree] = out.glob("*.whl"), out.glob("*.tar.gz"), (folder / "of-tree").glob("*")
     version = cachedfs.__version__
-    assert wheel.name == of_tree.name == f"cachedfs-{version}-py3-none-any.whl", (
-        f"{wheel.name}, not {version}"
-    )
-    assert sdist.name == f"cachedfs-{version}.tar.gz", sdist.name
+    names = (wheel.name, sdist.name)
+    assert names == (f"cachedfs-{version}-py3-none-any.whl", f"cachedfs-{version}.tar.gz"), names
     assert wheel.read_bytes() == of_tree.read_bytes(), "the sdist makes another wheel than the tree"
-    names = set(zipfile.ZipFile(wheel).namelist())
-    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "cachedfs").rglob("*.py")} | {
-        "cachedfs/py.typed"
-    }
-    assert modules <= names, f"the wheel lacks {sorted(modules - names)}"
-    others = {name for name in names - modules if not name.startswith(f"cachedfs-{version}.dist-info/")}
-    assert not others, f"the wheel has {sorted(others)}"
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "cachedfs").rglob("*.py")}
+    found = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    wrong = found ^ (modules | {"cachedfs/py.typed"})
+    assert not wrong, f"only in the wheel, or only in the tree: {sorted(wrong)}"
     return wheel
 
 
@@ -98,17 +85,9 @@ def try_bare(wheel: Path, folder: Path) -> None:
 
 def check_types(python: Path, folder: Path) -> None:
     """Check that the installed package has the types that a user's program needs."""
-    mypy = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--strict",
-        "--python-executable",
-        python,
-        "--config-file",
-        os.devnull,
-    ]
-    run([*mypy, "--cache-dir", folder / "mypy", HERE / "typed.py"], cwd=folder)
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--config-file", os.devnull]
+    mypy += ["--python-executable", python, "--cache-dir", folder / "mypy"]
+    run([*mypy, HERE / "typed.py"], cwd=folder)
 
 
 def environment(folder: Path, what: str) -> Path:
