@@ -1,8 +1,11 @@
 """Imports in threads while a process forks: a child never inherits a half-imported module."""
 
 import json
+import threading
 
 import fsspec
+
+from cachedfs.common import optional_imports
 
 # Fails if a thread other than the main one imports a module while a fork could happen.
 IMPORTS = """
