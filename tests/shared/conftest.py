@@ -11,7 +11,7 @@ from cachedfs.common.clock import clock as metadata_clock
 from cachedfs.core import engines
 from cachedfs.shared.piece import is_gathered
 from cachedfs.shared.shared_drive import SharedDrive
-from cachedfs.shared.shared_reads import SharedReads
+from cachedfs.shared.shared_reads import _Read
 from cachedfs.shared.shared_store import SharedPlace
 from cachedfs.shared.whole_files import WholeFiles
 from tests.support import forget
@@ -27,7 +27,7 @@ def leave():
 
 def wait_for_whole_files(monkeypatch):
     """From now on, no object is read by itself from a file with many before one of these is read as a whole."""
-    begun, read, bytes_of = threading.Event(), WholeFiles._read, SharedReads._bytes_of
+    begun, read, bytes_of = threading.Event(), WholeFiles._read, _Read._bytes_of
 
     def read_whole(*arguments):
         begun.set()
@@ -38,7 +38,7 @@ def wait_for_whole_files(monkeypatch):
         return bytes_of(self, placed, *arguments)
 
     monkeypatch.setattr(WholeFiles, "_read", read_whole)
-    monkeypatch.setattr(SharedReads, "_bytes_of", read_alone)
+    monkeypatch.setattr(_Read, "_bytes_of", read_alone)
 
 
 @pytest.fixture

@@ -28,7 +28,6 @@ from cachedfs.shared import (
 from cachedfs.shared.leases import Leases, lease_of
 from cachedfs.shared.piece import key_of
 from cachedfs.shared.shared_bucket import SharedBucket
-from cachedfs.shared.shared_reads import SharedReads
 from cachedfs.sim import Fault
 from tests.cli.helpers import json_of, run
 from tests.fakes import gate
@@ -84,7 +83,7 @@ def test_a_listing_counts_once_what_it_says_is_known(origin, node, cloud, bucket
     leave()
     fs, ahead_s = node("b", shared_cache=bucket, read_ahead=0), [0.0]
     begun, read = threading.Event(), threading.Event()
-    monkeypatch.setattr(SharedReads, "_asks_first", lambda self, info: False)
+    fs._objects.engine.shared._reads.leases._met_at = math.inf  # it takes a lease before it asks the origin
     monkeypatch.setattr(shared_index, "RECENT_S", 60.0)
     now = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s[0])
     monkeypatch.setattr(shared_index, "time", now)
@@ -144,7 +143,7 @@ def test_a_request_ends_when_another_node_turns_out_to_have_the_lease(
         lease_of(key_of(version.identity, version.info), 0)
         for version in [fs._objects.version(fs._objects.known(path)) for path in data]
     ]
-    reads = fs._objects.engine.shared._reads
+    reads = fs._objects.engine.shared._reads.leases
     with contextlib.closing(SharedBucket(bucket, is_read_only=False)) as place:
         assert Leases(place, lambda: "other").take(names) == set(names)
     asked(origin)
@@ -242,7 +241,7 @@ def test_an_error_at_the_end_of_a_body_is_raised_also_if_another_node_has_the_le
     data, fs = origin.put("b/k", noise(8 * MiB)), node("a", shared_cache=bucket)
     fs.ls("b")
     version, engine = fs._objects.version(fs._objects.known("b/k")), fs._objects.engine
-    name, reads = lease_of(key_of(version.identity, version.info), 0), engine.shared._reads
+    name, reads = lease_of(key_of(version.identity, version.info), 0), engine.shared._reads.leases
 
     async def body():
         await asyncio.to_thread(until, lambda: name in reads._awaited)

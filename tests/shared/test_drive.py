@@ -71,6 +71,8 @@ def test_a_next_file_that_cannot_be_read_is_an_error_only_for_who_wants_it():
     reported, opened = [], []
 
     class Store:
+        asking = contextlib.nullcontext
+
         def open(self, name):
             opened.append(name)
             raise FileNotFoundError(name)

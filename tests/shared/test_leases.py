@@ -330,7 +330,7 @@ def test_a_lease_is_held_until_the_last_read_of_its_part_ends(origin, node, shar
         async with read(0):
             async with read(4 * MiB):
                 pass
-            return list(engine.shared._reads._read_leases._renewed)  # leases that are renewed
+            return list(engine.shared._reads.leases._renewed)  # leases that are renewed
 
     assert len(engine.run(act())) == 1
     until(lambda: not list(shared.rglob("leases/*-*")))
