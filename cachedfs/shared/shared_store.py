@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -91,6 +92,14 @@ def pages_of(piece: Piece, start: int, stop: int) -> tuple[int, int, int]:
     """Return the first of the pages that have bytes `[start, stop)` of an object, and their bytes in the object."""
     first, last = (start - piece.start) // PAGE, -(-(stop - piece.start) // PAGE)
     return first, piece.start + first * PAGE, min(piece.start + last * PAGE, piece.stop)
+
+
+def read_exactly(fd: int, start: int, size: int) -> bytes:
+    """Return bytes of a file. Raises DamagedFile at its end."""
+    data = os.pread(fd, size, start)
+    if len(data) != size:
+        raise DamagedFile("it is shorter than it says")
+    return data
 
 
 class FilePart(StoredFile):

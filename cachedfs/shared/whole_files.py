@@ -23,9 +23,8 @@ MANY = 8  # readers at a time of objects in one file
 _LARGEST = 32 << 20  # bytes of a file, which are in memory
 _MOST = 8  # files in memory, for those who wait for other objects in them
 _KEPT_S = 5.0  # for so long
-_SHARE = (
-    4  # a file is read as a whole if it takes at most 1 / _SHARE of the local cache, where its objects go
-)
+# A file is read as a whole if it takes at most 1 / _SHARE of the local cache, where its objects go.
+_SHARE = 4
 
 
 class WholeFiles:

@@ -178,8 +178,8 @@ def test_a_writer_that_is_killed_leaves_a_whole_file_or_none(folder, call, is_af
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     tally("writers of shared files killed")
-    for found in folder.names("gathered"):
-        assert content(folder.open(f"gathered/{found}")) == expected()
+    for found in folder.listed("gathered"):
+        assert content(folder.open(found)) == expected()
     assert content(folder.open(write(folder))) == expected()
 
 

@@ -501,7 +501,7 @@ def test_a_folder_that_does_not_answer_is_left_alone(origin, node, monkeypatch, 
         raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
 
     monkeypatch.setattr(shared_folder.SharedFolder, "answers_s", 0.05)
-    for name in ("names", "open", "write", "now", "check"):
+    for name in ("listed", "open", "write", "now", "check"):
         monkeypatch.setattr(SharedFolder, name, hang)
     try:
         assert fs.cat(list(data)) == data
