@@ -146,7 +146,7 @@ class SharedPlace:
         try:
             yield
         finally:
-            del self._calls[thread]
+            self._calls.pop(thread, None)
 
     async def wait_for(self, future: asyncio.Future[Any], longest_s: float = math.inf) -> bool:
         """Wait for a thread, and return whether it has ended; leave the store alone if it does not answer a call."""

@@ -2,7 +2,7 @@
 
 from cachedfs.common.types import ObjectInfo, ObjectKey
 from cachedfs.shared import gatherer as shared_gatherer
-from cachedfs.shared.gatherer import FILE, Gatherer
+from cachedfs.shared.gatherer import FILE, Gatherer, runs_of
 from tests.support import KiB, MiB
 
 IDENTITY = "gs|host|anon"
@@ -82,3 +82,8 @@ def test_bytes_are_kept_while_they_are_few(monkeypatch):
         noted(gatherer, "x", 3 * MiB, indexes, now, data=data)
         [[group]] = gatherer.take(now, everything=True)
         assert group.blocks == {index: data if index < 2 else None for index in indexes}
+
+
+def test_runs_are_consecutive():
+    assert list(runs_of([])) == []
+    assert list(runs_of([1, 2, 3, 5, 7, 8])) == [[1, 2, 3], [5], [7, 8]]
