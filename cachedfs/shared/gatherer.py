@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
 from cachedfs.common.types import ObjectInfo, ObjectKey
 from cachedfs.shared.piece import LARGE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # Bytes of a file, about: parallel file systems, buckets and Google Drive suffer from many small ones.
 FILE = 8 << 20

@@ -17,7 +17,6 @@ from cachedfs.shared.shared_bucket import SharedBucket
 from cachedfs.shared.shared_folder import OpenShared, SharedFolder
 
 _AGAIN_S = 60.0  # delay before a file that could not be read is tried again
-_MOST_LEFT_ALONE = 4096
 
 
 class _BlockOfPiece(OpenBlock):
@@ -104,8 +103,6 @@ class BlocksInPlace:
         if isinstance(error, DamagedFile):
             self._reject(file, error)
             return
-        if len(self._left_alone) >= _MOST_LEFT_ALONE:
-            self._left_alone.clear()
         self._left_alone[file] = time.monotonic() + _AGAIN_S
 
     def _placed(self, key: ObjectKey, index: int) -> PlacedPiece | None:

@@ -13,7 +13,7 @@ from cachedfs.common.types import ANY_VERSION, ObjectInfo, Range, modified_of
 from cachedfs.errors import NoSuchBucket, ObjectNotFound
 from cachedfs.origins.base import Origin, Uploader
 from cachedfs.shared.metadata_rows import DamagedFile
-from cachedfs.shared.piece import is_gathered, range_in_name
+from cachedfs.shared.piece import has_pieces
 from cachedfs.shared.shared_store import BASE, KeptFile, StoredFile
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class OriginStore:
     def files(self) -> Iterator[KeptFile]:
         for name in self.listed(""):
             last, at = name.rpartition("/")[2], time_of(self._infos[name])
-            if is_gathered(last) or range_in_name(last) is not None:
+            if has_pieces(last):
                 yield KeptFile(name, self._infos[name].size or 0, at, at)
 
     def listed(self, subfolder: str) -> list[str]:

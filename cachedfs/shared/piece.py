@@ -131,6 +131,11 @@ def is_gathered(name: str) -> bool:
     return _GATHERED_NAME.fullmatch(name) is not None
 
 
+def has_pieces(name: str) -> bool:
+    """Return whether a file, by the last part of its name, is one with pieces."""
+    return is_gathered(name) or range_in_name(name) is not None
+
+
 def encoded_index(identity: str, made_at: float, pieces: Iterable[Piece], rows: Iterable[Any]) -> bytes:
     """Return what follows the bytes of the pieces."""
     head = ["cachedfs", identity, made_at]

@@ -6,20 +6,37 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from cachedfs.common.executor import DaemonThreadPool
+from cachedfs.common.types import ObjectInfo
 from cachedfs.config import MOST_AT_ONCE
-from cachedfs.shared.leases import EXPIRES_S, Leases
+from cachedfs.shared.leases import EXPIRES_S, Leases, lease_of
+from cachedfs.shared.piece import GATHERED, LARGE, folder_of_runs
+from cachedfs.shared.shared_bucket import SharedBucket
+from cachedfs.shared.shared_folder import SharedFolder
+from cachedfs.shared.shared_index import SharedIndex
 
-AT_ONCE = (
-    MOST_AT_ONCE  # leases taken in one call; reads that have one, about: others wait for what is not sent yet
-)
+# Leases taken in one call, and reads that have one, about: others wait for what is not sent yet.
+AT_ONCE = MOST_AT_ONCE
 RENEW_S = EXPIRES_S / 3
 LOOK_S = 0.1  # until a node that is alone looks for others again, while reads go on
 ALONE_S = 1.0  # the same if reads wait for it
 WRITTEN_S = 60.0  # from the end of a request until what it brought must be there
+
+
+class ReadLease(NamedTuple):
+    """The lease of a read. `task` returns whether this node has it; `answered` is done once it is known who has it.
+
+    If it `asks_first`, the read asks the origin meanwhile: taking the lease costs a request, and no other node reads.
+    """
+
+    name: str
+    task: asyncio.Task[bool]
+    answered: asyncio.Future[None]
+    asks_first: bool
 
 
 class _Batch(NamedTuple):
@@ -30,18 +47,23 @@ class _Batch(NamedTuple):
 
 
 class ReadLeases:
-    """Takes, renews and releases `leases`. The coroutines run on the engine's event loop.
+    """Takes, renews and releases `leases`. The coroutines run on the engine's event loop; `pool` runs what blocks.
 
-    `take_batch` takes leases of one subfolder and returns those that this process has. `pool` runs what blocks.
+    `accepts` returns whether what is fetched of an object is put into the shared cache.
     """
 
     def __init__(
         self,
+        folder: SharedFolder | SharedBucket,
+        index: SharedIndex,
         leases: Leases,
-        take_batch: Callable[[Sequence[str], str], Awaitable[set[str]]],
+        accepts: Callable[[ObjectInfo], bool],
         pool: DaemonThreadPool,
     ) -> None:
-        self._leases, self._take_batch, self._pool = leases, take_batch, pool
+        self._folder, self._index, self._leases, self._pool = folder, index, leases, pool
+        self._accepts = accepts
+        self._awaited: set[str] = set()  # leases that another node had at the last try of a read
+        self._met_at = -math.inf  # when another node last had a lease that this one wanted
         self._waiting: dict[str, _Batch] = {}  # the batch that may still grow, by subfolder
         self._taking, self._has_room, self._n_reads = asyncio.Lock(), asyncio.Event(), 0
         self._has_room.set()
@@ -49,7 +71,61 @@ class ReadLeases:
         self._renewed: dict[str, float] = {}
         self._is_renewing, self._is_looking = False, False
 
-    def is_alone(self) -> bool:
+    def begin(self, key: str, info: ObjectInfo, position: int) -> ReadLease:
+        """Begin to take the lease for a read, which is to `end` it."""
+        is_alone = time.monotonic() - self._met_at >= EXPIRES_S
+        asks_first = is_alone and self._folder.times_itself and self._may_take(info)
+        answered = asyncio.get_running_loop().create_future()
+        task = asyncio.ensure_future(self._take_or_wait(key, info, position, answered))
+        return ReadLease(lease_of(key, position), task, answered, asks_first)
+
+    def is_elsewhere(self, lease: ReadLease) -> bool:
+        """Return whether another node has it."""
+        return lease.name in self._awaited
+
+    def end(self, lease: ReadLease, *, is_complete: bool) -> None:
+        """Note the end of a read. If all came, keep its lease until that is there; else release it, also one to come."""
+
+        def end(task: asyncio.Task[bool]) -> None:
+            if not task.cancelled() and task.exception() is None and task.result():
+                self._end(lease.name, is_complete=is_complete)
+
+        if is_complete:
+            lease.answered.add_done_callback(lambda _: lease.task.cancel())  # unless it has the lease then
+        else:
+            lease.task.cancel()
+        lease.task.add_done_callback(end)
+
+    def _may_take(self, info: ObjectInfo) -> bool:
+        return self._folder.is_ready and self._accepts(info)
+
+    async def _take_or_wait(
+        self, key: str, info: ObjectInfo, position: int, answered: asyncio.Future[None]
+    ) -> bool:
+        """Return whether this node has the lease, and is to fetch what nobody else does.
+
+        Wait while another node fetches it, until it is there or the lease expires.
+        """
+        name, (pause_s, longest_s) = lease_of(key, position), self._folder.pauses_s
+        until = time.monotonic() + EXPIRES_S
+        subfolder = folder_of_runs(key) if (info.size or 0) >= LARGE else GATHERED
+        if subfolder == GATHERED and self._is_alone():
+            return False
+        try:
+            while self._may_take(info) and time.monotonic() < until:
+                if is_ours := await self._take(name, subfolder):
+                    self._begin(name)
+                if not answered.done():
+                    answered.set_result(None)
+                if is_ours or self._index.known.at(key, position) is not None:
+                    return is_ours
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, longest_s)
+            return False
+        finally:
+            self._awaited.discard(name)
+
+    def _is_alone(self) -> bool:
         """Return whether no other node fetched small objects a moment ago. Look again soon."""
         age_s = time.monotonic() - self._leases.alone_at
         if LOOK_S <= age_s < ALONE_S and not self._is_looking:
@@ -64,12 +140,12 @@ class ReadLeases:
         finally:
             self._is_looking = False
 
-    async def take(self, name: str, subfolder: str) -> bool:
-        """Take a lease, together with those that others want; return whether a read may `begin` with it."""
+    async def _take(self, name: str, subfolder: str) -> bool:
+        """Take a lease, together with those that others want; return whether this node has it."""
         batch = self._waiting.get(subfolder)
         if batch is None or len(batch.names) >= AT_ONCE:
             names = list[str]()
-            batch = _Batch(names, asyncio.ensure_future(self._take(names, subfolder)))
+            batch = _Batch(names, asyncio.ensure_future(self._take_batch(names, subfolder)))
             self._waiting[subfolder] = batch
         batch.names.append(name)
         try:
@@ -78,23 +154,40 @@ class ReadLeases:
             batch.taken.add_done_callback(lambda _: self._release_unused(name))
             raise
 
-    async def _take(self, names: list[str], subfolder: str) -> set[str]:
+    async def _take_batch(self, names: list[str], subfolder: str) -> set[str]:
         async with self._taking:
             await self._has_room.wait()
             if (batch := self._waiting.get(subfolder)) and batch.names is names:
                 del self._waiting[subfolder]  # it grows until it is its turn
-            return await self._take_batch(names, subfolder)
+            return await self._index.in_time(partial(self._take_and_look, names, subfolder)) or set()
 
-    def begin(self, lease: str) -> None:
-        """Note that a read begins, and renew its lease from now on."""
+    def _take_and_look(self, names: Sequence[str], subfolder: str) -> set[str]:
+        """Take leases, unless nobody would wait for them, and see what came there before they were free. In a thread."""
+        with self._folder.asking():
+            if subfolder == GATHERED and self._leases.is_alone():
+                return set(names)
+            taken = self._leases.take(names)
+        were_awaited = not self._awaited.isdisjoint(names)
+        if self._index.is_recent(subfolder) and taken.issuperset(names) and not were_awaited:
+            return taken
+        if others := set(names) - taken:
+            self._met_at = time.monotonic()
+        self._awaited.difference_update(taken)
+        self._awaited.update(others)
+        self._index.look_again(subfolder)
+        if were_awaited and subfolder != GATHERED and not self._folder.lists_all:
+            self._index.look(GATHERED)  # the other node may have put less than LARGE there
+        return taken
+
+    def _begin(self, lease: str) -> None:
+        """Renew a lease from now on: a read begins with it."""
         self._count(lease, 1)
         loop, self._renewed[lease] = asyncio.get_running_loop(), math.inf
         if not self._is_renewing:
             self._is_renewing = True
             loop.call_later(RENEW_S, self._renew, loop)
 
-    def end(self, lease: str, *, is_complete: bool) -> None:
-        """Note the end of a read. If all came, keep its lease until that is there; else release it."""
+    def _end(self, lease: str, *, is_complete: bool) -> None:
         self._count(lease, -1)
         if self._leases.reads[lease]:
             return  # another read of this process needs it

@@ -90,14 +90,12 @@ class SharedBucket(OriginStore, SharedPlace):
         if not at or time.monotonic() - asked_at > CLOCK_S:
             asked_at = time.monotonic()
             try:
-                at = self._written_at(f"tmp/{self._id}") or 0.0
+                name = f"tmp/{self._id}"
+                at = time_of(self._touched(name)) or self.modified_at(name) or 0.0
             except OSError:
                 return None
             self._clock = at, asked_at
         return at + time.monotonic() - asked_at if at else None
-
-    def _written_at(self, name: str) -> float | None:
-        return time_of(self._touched(name)) or self.modified_at(name)
 
     def _touched(self, name: str) -> ObjectInfo:
         return self._io.run(self._timely(self._write(self.path_of(name), b"")))

@@ -32,9 +32,7 @@ class SharedCache:
         self._pool = DaemonThreadPool(THREADS, "cachedfs-shared")
         self._index = SharedIndex(self._folder, cache.metadata, self._pool)
         self._leases = Leases(self._folder, lambda: cache.name)
-        self._writer = SharedWriter(
-            self._folder, cache, self._index.known, self._index.wrote, self._leases, most=options.size
-        )
+        self._writer = SharedWriter(self._folder, cache, self._index, self._leases, most=options.size)
         self._reads = SharedReads(
             self._folder, self._index, cache, self._leases, self._writer.accepts, self._pool
         )

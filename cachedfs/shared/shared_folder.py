@@ -8,12 +8,12 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cachedfs.cache import disk
 from cachedfs.shared.metadata_rows import DamagedFile
-from cachedfs.shared.piece import Piece, PlacedPiece, is_gathered, range_in_name
-from cachedfs.shared.shared_store import KeptFile, SharedPlace, StoredFile
+from cachedfs.shared.piece import GATHERED, Piece, PlacedPiece, has_pieces
+from cachedfs.shared.shared_store import KeptFile, SharedPlace, StoredFile, read_exactly
 
 logger = logging.getLogger("cachedfs.shared")
 
@@ -45,10 +45,7 @@ class OpenShared(StoredFile):
             os.close(self.fd)
 
     def part(self, start: int, stop: int) -> bytes:
-        data = os.pread(self.fd, stop - start, start)
-        if len(data) != stop - start:
-            raise DamagedFile("it is shorter than it says")
-        return data
+        return read_exactly(self.fd, start, stop - start)
 
     def find(self, placed: PlacedPiece) -> tuple[Piece, int]:
         if (found := self._found.get(placed.piece.place)) is None:
@@ -66,9 +63,8 @@ class SharedFolder(SharedPlace):
         super().__init__(folder, is_read_only=is_read_only)
         self._trust = trust
         self._is_checked = self._is_network = False
-        self._opened: dict[
-            str, OpenShared
-        ] = {}  # the files opened last: a network file system is asked at each opening
+        # The files opened last: a network file system is asked at each opening.
+        self._opened: dict[str, OpenShared] = {}
 
     def check(self) -> None:
         """Once, raise OSError with what to do if the folder cannot be used; create it where it is missing."""
@@ -109,34 +105,30 @@ class SharedFolder(SharedPlace):
         self._is_network = disk.is_network(self.folder)
         self.is_local = disk.is_local(self.folder)
 
-    def names(self, subfolder: str) -> list[str]:
+    def listed(self, subfolder: str) -> list[str]:
         """Return the names in a subfolder; none if it does not exist."""
         try:
-            return os.listdir(f"{self.path}/{subfolder}")
+            return [f"{subfolder}/{name}" for name in os.listdir(f"{self.path}/{subfolder}")]
         except FileNotFoundError:
             return []
 
-    def listed(self, subfolder: str) -> list[str]:
-        return [f"{subfolder}/{name}" for name in self.names(subfolder)]
-
     def files(self) -> Iterator[KeptFile]:
-        for subfolder in ("gathered", *(f"runs/{name}" for name in self.names("runs"))):
-            for name in self.names(subfolder):
-                if is_gathered(name) or range_in_name(name) is not None:
-                    yield from self.described(f"{subfolder}/{name}")
+        for subfolder in (GATHERED, *self.listed("runs")):
+            yield from self._described(
+                name for name in self.listed(subfolder) if has_pieces(name.rpartition("/")[2])
+            )
 
     def leftovers(self) -> Iterator[KeptFile]:
         """Yield leases and temporary files."""
-        for name in [f"{each}/{name}" for each in ("tmp", "leases") for name in self.names(each)]:
-            yield from self.described(name)
+        yield from self._described([*self.listed("tmp"), *self.listed("leases")])
 
-    def described(self, name: str) -> Iterator[KeptFile]:
-        """Yield a file, if it is one."""
-        with contextlib.suppress(OSError):  # removed meanwhile
-            status = os.lstat(f"{self.path}/{name}")
-            if stat.S_ISREG(status.st_mode):
-                used_at = max(status.st_atime, status.st_mtime)
-                yield KeptFile(name, status.st_size, used_at, status.st_mtime)
+    def _described(self, names: Iterable[str]) -> Iterator[KeptFile]:
+        for name in names:
+            with contextlib.suppress(OSError):  # removed meanwhile
+                status = os.lstat(f"{self.path}/{name}")
+                if stat.S_ISREG(status.st_mode):
+                    used_at = max(status.st_atime, status.st_mtime)
+                    yield KeptFile(name, status.st_size, used_at, status.st_mtime)
 
     def open(self, name: str) -> OpenShared:
         if (file := self._opened.get(name)) is None:
@@ -220,14 +212,8 @@ class SharedFolder(SharedPlace):
 
         The time is that of the server.
         """
-        try:
-            fd = os.open(f"{self.path}/{ALONE}", disk.READ)  # opening it asks the server
-        except FileNotFoundError:
-            return None
-        try:
-            return os.read(fd, _LONGEST_NAME).decode(errors="replace"), os.fstat(fd).st_mtime
-        finally:
-            os.close(fd)
+        found = self._small(ALONE)
+        return found and (found[0].decode(errors="replace"), found[1])
 
     def set_node_alone(self, node: str) -> bool:
         """Let others know that a node takes itself to be alone; return False if one does already."""
@@ -246,14 +232,16 @@ class SharedFolder(SharedPlace):
 
     def modified_at(self, name: str) -> float | None:
         """Return the time of a file, as its server has it now; None without one."""
+        found = self._small(name)
+        return found and found[1]
+
+    def _small(self, name: str) -> tuple[bytes, float] | None:
+        """Return the content and the time of a small file, for which the server is asked now; None without one."""
         try:
-            fd = os.open(f"{self.path}/{name}", disk.READ)  # opening it asks the server
+            with open(os.open(f"{self.path}/{name}", disk.READ), "rb", buffering=0) as file:
+                return file.read(_LONGEST_NAME), os.fstat(file.fileno()).st_mtime
         except FileNotFoundError:
             return None
-        try:
-            return os.fstat(fd).st_mtime
-        finally:
-            os.close(fd)
 
     def now(self) -> float | None:
         """Return the time by the clock that dates the files; None where that cannot be asked."""

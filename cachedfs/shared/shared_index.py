@@ -69,7 +69,6 @@ class SharedIndex:
         self._looks: dict[str, _Look] = {}
         self._looking: dict[str, threading.Lock] = {}
         self._looked_at: dict[str, float] = {}  # when the last finished look at a subfolder began
-        self._asked_at: dict[str, float] = {}  # when the folder was asked for what it has not answered yet
 
     async def renew(self, *, waits: bool = False) -> bool:
         """Learn what others put there, if the last time is RENEW_S ago; return whether the caller should look again.
@@ -115,23 +114,13 @@ class SharedIndex:
             return False
         look, now = self._looks.get(subfolder), time.monotonic()
         if look is None or (look.future.done() and now >= look.again_at):
-            self._asked_at[subfolder] = now
             future = asyncio.get_running_loop().run_in_executor(self._pool, self.look, subfolder)
             look = self._looks[subfolder] = _Look(future, now + RENEW_S, look is None)
         elif look.future.done():
             return False
         if not (waits or look.is_first):
             return False
-        until = now + LEARNS_S
-        while not look.future.done() and now < until:
-            left_s = min(list(self._asked_at.values()), default=now) + self._folder.answers_s - now
-            if left_s <= 0:
-                if not self._folder.times_itself:
-                    self._folder.did_not_answer()
-                break
-            await asyncio.wait([look.future], timeout=min(left_s, until - now))
-            now = time.monotonic()
-        return look.future.done()
+        return await self._folder.wait_for(look.future, LEARNS_S)
 
     def look(self, subfolder: str) -> None:
         """Learn what is in a subfolder now. In a thread; of several that look at once, the last one looks for all."""
@@ -141,7 +130,6 @@ class SharedIndex:
                 began_at = time.monotonic()
                 self._look_alone(subfolder)
                 self._looked_at[subfolder] = began_at
-            self._asked_at.pop(subfolder, None)
 
     def is_recent(self, subfolder: str) -> bool:
         """Return whether a listing of a bucket tells what is there, near enough."""
@@ -157,7 +145,7 @@ class SharedIndex:
     def _look_alone(self, subfolder: str) -> None:
         known = self.known.files(subfolder)  # what is added from here on may not be listed
         try:
-            with self._asking(subfolder):
+            with self._folder.asking():
                 self._folder.check()
                 files = {name: name.rpartition("/")[2] for name in self._folder.listed(subfolder)}
             self._folder.answered()
@@ -181,13 +169,13 @@ class SharedIndex:
     def _learn_gathered(self, files: Sequence[str]) -> None:
         """Learn what is in new files; metadata in them goes to the local cache, with its age."""
         if files:
-            with self._asking("now"):
+            with self._folder.asking():
                 now_there = self._folder.now()
             each_in_threads(partial(self._learn_file, now_there), files)
 
     def _learn_file(self, now_there: float | None, name: str) -> None:
         try:
-            with self._asking(name):
+            with self._folder.asking():
                 file = self._folder.open(name)
                 end = file.end()
             index = end.index()
@@ -199,14 +187,6 @@ class SharedIndex:
             self._import(name, index.identity, partial(_aged, made_at, index.made_at), index.rows)
         except (DamagedFile, OSError) as error:
             self.reject(name, error)
-
-    @contextlib.contextmanager
-    def _asking(self, name: str) -> Iterator[None]:
-        self._asked_at[name] = time.monotonic()
-        try:
-            yield
-        finally:
-            self._asked_at.pop(name, None)
 
     def _import(
         self, name: str, identity: str, local_time: Callable[[float], float], rows: Iterator[Any]
@@ -230,13 +210,9 @@ class SharedIndex:
                 self._mark_imported(name, clock.now())
 
     async def in_time(self, read: Callable[[], T]) -> T | None:
-        """Return what `read` returns in a thread; None, and leave the folder alone, if that takes too long."""
+        """Return what `read` returns in a thread; None if the folder does not answer."""
         future = asyncio.get_running_loop().run_in_executor(self._pool, read)
-        limit_s = None if self._folder.times_itself else self._folder.answers_s
-        if not (await asyncio.wait([future], timeout=limit_s))[0]:
-            self._folder.did_not_answer()
-            return None
-        return future.result()
+        return future.result() if await self._folder.wait_for(future) else None
 
 
 def _local_time(now_there: float | None, modified_at: float) -> float:

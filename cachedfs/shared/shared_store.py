@@ -6,11 +6,16 @@ nobody has to wait for.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import math
+import os
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from cachedfs.cache.block_file import PAGE, wrong_page
 from cachedfs.cache.disk import Buffer
@@ -89,6 +94,14 @@ def pages_of(piece: Piece, start: int, stop: int) -> tuple[int, int, int]:
     return first, piece.start + first * PAGE, min(piece.start + last * PAGE, piece.stop)
 
 
+def read_exactly(fd: int, start: int, size: int) -> bytes:
+    """Return bytes of a file. Raises DamagedFile at its end."""
+    data = os.pread(fd, size, start)
+    if len(data) != size:
+        raise DamagedFile("it is shorter than it says")
+    return data
+
+
 class FilePart(StoredFile):
     """The bytes of a file from `offset` on, in memory."""
 
@@ -123,6 +136,33 @@ class SharedPlace:
         self.folder, self.is_read_only, self.path = folder, is_read_only, f"{folder}/{BASE}"
         self.trouble = _LEFT_ALONE[folder][1] if self.is_off else ""
         self._warned: set[str] = set()
+        self._calls: dict[int, float] = {}  # when each thread made a call that has not ended (monotonic)
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """Mark a call of the store: `wait_for` counts its time, and no other time of a thread."""
+        thread = threading.get_ident()
+        self._calls[thread] = time.monotonic()
+        try:
+            yield
+        finally:
+            self._calls.pop(thread, None)
+
+    async def wait_for(self, future: asyncio.Future[Any], longest_s: float = math.inf) -> bool:
+        """Wait for a thread, and return whether it has ended; leave the store alone if it does not answer a call."""
+        if self.times_itself and longest_s == math.inf:
+            return bool(await asyncio.wait([future]))
+        now = time.monotonic()
+        until = now + longest_s
+        while not (future.done() or self.is_off) and now < until:
+            left_s = min(list(self._calls.values()), default=now) + self.answers_s - now
+            if left_s <= 0:
+                if not self.times_itself:
+                    self.did_not_answer()
+                break
+            await asyncio.wait([future], timeout=min(left_s, until - now))
+            now = time.monotonic()
+        return future.done()
 
     def has_leases(self, size: int) -> bool:
         """Return whether nodes wait for each other where an object has this size."""

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,12 +24,12 @@ from cachedfs.common.types import BlockKey, ObjectInfo
 from cachedfs.common.urls import folder_of, stored_path
 from cachedfs.errors import BadBlock, CachedFSError
 from cachedfs.shared.gatherer import BlockGroup, Gatherer, runs_of
-from cachedfs.shared.known_pieces import KnownPieces
 from cachedfs.shared.leases import Leases, lease_of
 from cachedfs.shared.metadata_rows import DamagedFile, rows_about
 from cachedfs.shared.piece import LARGE, Piece, PlacedPiece, encoded_index, name_of_file, shareable_key
 from cachedfs.shared.shared_bucket import SharedBucket
 from cachedfs.shared.shared_folder import SharedFolder
+from cachedfs.shared.shared_index import SharedIndex
 from cachedfs.shared.shared_store import SharedStore
 from cachedfs.shared.upkeep import clean
 
@@ -56,23 +56,18 @@ class _SmallFile(NamedTuple):
 
 
 class SharedWriter:
-    """Writes the blocks that `note` names to a folder; calls `wrote` with each file and what is in it.
-
-    An error of the folder only means that blocks are not shared.
-    """
+    """Writes the blocks that `note` names to a folder. An error of the folder only means that they are not shared."""
 
     def __init__(
         self,
         folder: SharedFolder | SharedBucket,
         cache: BlockStore,
-        known: KnownPieces,
-        wrote: Callable[[str, Sequence[PlacedPiece]], None],
+        index: SharedIndex,
         leases: Leases,
         *,
         most: int | None,
     ) -> None:
-        self._folder, self._cache, self._known, self._wrote = folder, cache, known, wrote
-        self._leases = leases
+        self._folder, self._cache, self._index, self._leases = folder, cache, index, leases
         self._most, self._clean_at = most, 0.0
         self._lock = threading.Lock()  # guards the three next ones
         self._gatherer = Gatherer()
@@ -103,7 +98,7 @@ class SharedWriter:
         with self._lock:
             for (version, index), info, data in blocks:
                 key = shareable_key(version.identity, info) if self.accepts(info) else None
-                if key is not None and self._known.at(key, index * version.block_size) is None:
+                if key is not None and self._index.known.at(key, index * version.block_size) is None:
                     self._gatherer.note(version, info, key, index, now, data)
             if self._gatherer and self._thread is None and not self._is_closed:
                 self._start()
@@ -251,16 +246,16 @@ class SharedWriter:
                 self._listed[identity, folder] = time.monotonic(), at
         if before is not None and before.name != name:
             self._folder.remove(before.name)
-            self._known.remove(before.name)
+            self._index.known.remove(before.name)
         if size < LARGE and len(rows) < MOST_ROWS:
             self._small[identity] = _SmallFile(name, groups, rows)
 
     def _write(self, identity: str, groups: list[BlockGroup], rows: list[Any]) -> tuple[str, int] | None:
         """Write a file; return its name and the bytes of its pieces, or None if there is nothing to write."""
-        placed = put_file(self._folder, self._cache, identity, groups, rows, bad=self._known.bad)
+        placed = put_file(self._folder, self._cache, identity, groups, rows, bad=self._index.known.bad)
         if placed is None:
             return None
-        self._wrote(*placed)
+        self._index.wrote(*placed)
         return placed[0], sum(each.piece.stop - each.piece.start for each in placed[1])
 
     def _versions(self, identity: str, infos: Sequence[ObjectInfo]) -> dict[str, list[Any]]:

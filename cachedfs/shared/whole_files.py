@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import time
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Executor
@@ -16,15 +15,16 @@ from cachedfs.common.urls import stored_path
 from cachedfs.errors import CacheError
 from cachedfs.shared.metadata_rows import infos_in
 from cachedfs.shared.piece import blocks_in, shareable_key
-from cachedfs.shared.shared_store import FilePart, ReadableStore
+from cachedfs.shared.shared_bucket import SharedBucket
+from cachedfs.shared.shared_folder import SharedFolder
+from cachedfs.shared.shared_store import FilePart
 
 MANY = 8  # readers at a time of objects in one file
 _LARGEST = 32 << 20  # bytes of a file, which are in memory
 _MOST = 8  # files in memory, for those who wait for other objects in them
 _KEPT_S = 5.0  # for so long
-_SHARE = (
-    4  # a file is read as a whole if it takes at most 1 / _SHARE of the local cache, where its objects go
-)
+# A file is read as a whole if it takes at most 1 / _SHARE of the local cache, where its objects go.
+_SHARE = 4
 
 
 class WholeFiles:
@@ -35,13 +35,16 @@ class WholeFiles:
     """
 
     def __init__(
-        self, store: ReadableStore, cache: BlockStore, pool: Executor, written_at: Mapping[str, float]
+        self,
+        folder: SharedFolder | SharedBucket,
+        cache: BlockStore,
+        pool: Executor,
+        written_at: Mapping[str, float],
     ) -> None:
-        self._store, self._cache, self._pool, self._written_at = store, cache, pool, written_at
+        self._folder, self._cache, self._pool, self._written_at = folder, cache, pool, written_at
         self._recent: dict[str, asyncio.Future[FilePart | None]] = {}  # being read, or in memory
         self._known: set[str] = set()  # were read, or are
         self._used: set[str] = set()
-        self._began_at: dict[str, float] = {}  # of the reads under way (monotonic); changed in any thread
         self.n_readers = Counter[str]()
         self.sizes: list[int] = []  # bytes of the objects in each file that was read; changed in any thread
 
@@ -75,24 +78,16 @@ class WholeFiles:
             if len(self._recent) > _MOST:
                 del self._recent[next(iter(self._recent))]
 
-    def is_late(self, name: str, limit_s: float | None) -> bool:
-        """Return whether the store has not given a file for so long."""
-        began_at = self._began_at.get(name)
-        return limit_s is not None and began_at is not None and time.monotonic() - began_at >= limit_s
-
     def _read(self, name: str, version: ObjectKey, bounds: CacheBounds) -> FilePart | None:
         try:
             most = min(_LARGEST, self._cache.room(bounds) // _SHARE)
         except CacheError:
             return None
-        self._began_at[name] = time.monotonic()
-        try:
-            file = self._store.open(name)
+        with self._folder.asking():
+            file = self._folder.open(name)
             if file.size > most:
                 return None
             found = file.whole()
-        finally:
-            del self._began_at[name]
         self._keep(found, version, bounds)
         return found
 

@@ -12,12 +12,11 @@ from typing import Self
 
 from cachedfs.cache import disk
 from cachedfs.shared.metadata_rows import DamagedFile
-from cachedfs.shared.piece import is_gathered, range_in_name
-from cachedfs.shared.shared_store import BASE, KeptFile, StoredFile
+from cachedfs.shared.piece import has_pieces
+from cachedfs.shared.shared_store import BASE, KeptFile, StoredFile, read_exactly
 
-_HEADER = struct.Struct(
-    "<26x2H"
-)  # before a member: lengths of its name and of an extra field, which precede its bytes
+# Before a member: lengths of its name and of an extra field, which precede its bytes.
+_HEADER = struct.Struct("<26x2H")
 
 
 class _Member(StoredFile):
@@ -25,10 +24,7 @@ class _Member(StoredFile):
         self._fd, self._offset, self.size, self.modified_at = fd, offset, size, 0.0
 
     def part(self, start: int, stop: int) -> bytes:
-        data = os.pread(self._fd, stop - start, self._offset + start)
-        if len(data) != stop - start:
-            raise DamagedFile("it is shorter than it says")
-        return data
+        return read_exactly(self._fd, self._offset + start, stop - start)
 
 
 class ZipReader:
@@ -52,8 +48,7 @@ class ZipReader:
     def files(self) -> Iterator[KeptFile]:
         for each in self._members.values():
             name = each.filename.removeprefix(f"{BASE}/")
-            last = name.rpartition("/")[2]
-            if name != each.filename and (is_gathered(last) or range_in_name(last) is not None):
+            if name != each.filename and has_pieces(name.rpartition("/")[2]):
                 yield KeptFile(name, each.file_size, 0.0, 0.0)
 
     def open(self, name: str) -> StoredFile:

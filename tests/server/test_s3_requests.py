@@ -1,5 +1,7 @@
 """What a request asks for, by its method, its raw path, its query and its Host."""
 
+import re
+
 import pytest
 
 from cachedfs.server.s3_errors import S3Error
@@ -44,30 +46,13 @@ def test_other_hosts_have_path_style(host):
     assert asked("/data/a", host=host) == S3Request("GetObject", "data", "a")
 
 
-def test_head():
-    assert asked("/data/a", "HEAD").operation == "HeadObject"
-    assert asked("/data", "HEAD").operation == "HeadBucket"
-
-
 @pytest.mark.parametrize(
     "target",
     [
-        "/data/..",
-        "/data/../x",
-        "/data/a/%2e%2e/b",
-        "/data/a/.",
-        "/data/a%00b",
-        "/data/%ff",
-        "/data/%zz",
-        "/data/%2",
-        "data",
-        "*",
-        "http://127.0.0.1/data",
-        "",
-        "/%2e%2e/data",
-        "/data/a/..%2Fb",
+        "", "data", "*", "http://127.0.0.1/data", "/%2e%2e/data", "/data/..", "/data/../x", "/data/a/%2e%2e/b", "/data/a/.",
+        "/data/a/..%2Fb", "/data/a%00b", "/data/%ff", "/data/%zz", "/data/%2",
     ],
-)
+)  # fmt: skip
 def test_what_is_no_name_of_an_object_is_refused(target):
     with pytest.raises(S3Error) as refused:
         asked(target)
@@ -75,19 +60,14 @@ def test_what_is_no_name_of_an_object_is_refused(target):
 
 
 @pytest.mark.parametrize(
-    ("target", "name"),
+    "target",
     [
-        ("/data/a?tagging", "tagging"),
-        ("/data/a?acl=", "acl"),
-        ("/data?versions&prefix=a", "versions"),
-        ("/data/a?attributes", "attributes"),
-        ("/data/a?versionId=1", "versionId"),
-        ("/data?uploads", "uploads"),
-        ("/data/a?response-content-type=text/html", "response-content-type"),
-        ("/data/a?partNumber=1", "partNumber"),
+        "/data?versions&prefix=a", "/data?uploads", "/data/a?tagging", "/data/a?acl=", "/data/a?versionId=1",
+        "/data/a?attributes", "/data/a?response-content-type=text/html", "/data/a?partNumber=1",
     ],
-)
-def test_other_operations_are_named(target, name):
+)  # fmt: skip
+def test_other_operations_are_named(target):
+    name = re.split("[?&=]", target)[1]
     with pytest.raises(S3Error, match=rf"\?{name} is not implemented") as refused:
         asked(target)
     assert (refused.value.code, refused.value.status) == ("NotImplemented", 501)

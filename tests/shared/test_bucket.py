@@ -12,7 +12,7 @@ from functools import partial
 import fsspec
 import pytest
 
-from cachedfs.common.types import CacheBounds, Range
+from cachedfs.common.types import Range
 from cachedfs.errors import ChecksumMismatch
 from cachedfs.origins.base import Reply
 from cachedfs.origins.gcs.origin import GCSOrigin
@@ -26,14 +26,20 @@ from cachedfs.shared import (
     shared_reads,
 )
 from cachedfs.shared.leases import Leases, lease_of
-from cachedfs.shared.piece import key_of
 from cachedfs.shared.shared_bucket import SharedBucket
-from cachedfs.shared.shared_reads import SharedReads
 from cachedfs.sim import Fault
-from tests.cli.helpers import json_of, run
+from tests.cli.helpers import run
 from tests.fakes import gate
-from tests.shared.conftest import leave, wait_for_whole_files
-from tests.shared.test_shared_cache import asked, filled, quiet, read_all
+from tests.shared.conftest import (
+    asked,
+    lease_on,
+    leave,
+    quiet,
+    read_all,
+    reading,
+    version_of,
+    wait_for_whole_files,
+)
 from tests.support import MiB, noise, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly")  # raised by gcsfs in aiohttp
@@ -41,15 +47,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly") 
 
 @pytest.fixture
 def bucket(cloud):
-    """The URL of a shared cache in a bucket. The origin of the data is another one, see `origin`."""
+    """The URL of a shared cache in a bucket; the origin of the data is `origin`."""
     return cloud.url("shared", "gs://")
 
 
-def test_what_one_node_has_read_the_next_one_reads_from_the_bucket(origin, node, cloud, bucket, monkeypatch):
-    data = filled(origin)
-    read_all(node("a", shared_cache=bucket), data)
-    leave()
-    asked(origin)
+def test_what_one_node_has_read_the_next_one_reads_from_the_bucket(
+    put_there, origin, node, cloud, bucket, monkeypatch
+):
+    data = put_there(shared_cache=bucket)
     cloud.asked()
     fs = node("b", shared_cache=bucket)
     wait_for_whole_files(monkeypatch)
@@ -78,13 +83,13 @@ def test_a_part_of_a_large_object_costs_a_lease_and_one_upload(origin, node, clo
     assert Counter(cloud.asked()) == {"upload": 3 + 3 + 1, "delete": 3}  # and a file of metadata
 
 
-def test_a_listing_counts_once_what_it_says_is_known(origin, node, cloud, bucket, monkeypatch):
+def test_a_listing_counts_once_what_it_says_is_known(origin, node, bucket, monkeypatch):
     data = {f"b/{i}": origin.put(f"b/{i}", noise(4 * MiB, i)) for i in range(2)}
     read_all(node("a", shared_cache=bucket), data)
     leave()
     fs, ahead_s = node("b", shared_cache=bucket, read_ahead=0), [0.0]
     begun, read = threading.Event(), threading.Event()
-    monkeypatch.setattr(SharedReads, "_asks_first", lambda self, info: False)
+    fs._objects.engine.shared._reads.leases._met_at = math.inf  # it takes a lease before it asks the origin
     monkeypatch.setattr(shared_index, "RECENT_S", 60.0)
     now = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s[0])
     monkeypatch.setattr(shared_index, "time", now)
@@ -113,6 +118,10 @@ def test_a_listing_counts_once_what_it_says_is_known(origin, node, cloud, bucket
     assert asked(origin) == []
 
 
+def place_at(url):
+    return contextlib.closing(SharedBucket(url, is_read_only=False))
+
+
 @pytest.fixture
 def hidden(monkeypatch):
     """Let the bucket look empty while this event is not set."""
@@ -130,7 +139,7 @@ def in_thread(act):
 
 
 def test_a_request_ends_when_another_node_turns_out_to_have_the_lease(
-    origin, node, cloud, bucket, monkeypatch, hidden
+    origin, node, bucket, monkeypatch, hidden
 ):
     """A node that met no other one asks the origin while it takes the lease, and from then on after that."""
     data = {f"b/{i}": origin.put(f"b/{i}", noise(8 * MiB, i)) for i in range(2)}
@@ -140,12 +149,9 @@ def test_a_request_ends_when_another_node_turns_out_to_have_the_lease(
     monkeypatch.setattr(shared_index, "RENEW_S", math.inf)  # it looks where it waits only
     fs = node("b", shared_cache=bucket, read_ahead=0)
     fs.ls("b")
-    names = [
-        lease_of(key_of(version.identity, version.info), 0)
-        for version in [fs._objects.version(fs._objects.known(path)) for path in data]
-    ]
-    reads = fs._objects.engine.shared._reads
-    with contextlib.closing(SharedBucket(bucket, is_read_only=False)) as place:
+    names = [lease_on(fs, path) for path in data]
+    reads = fs._objects.engine.shared._reads.leases
+    with place_at(bucket) as place:
         assert Leases(place, lambda: "other").take(names) == set(names)
     asked(origin)
     gate(fs, origin, is_open=False)
@@ -203,9 +209,7 @@ def test_a_read_does_not_wait_for_a_lease_that_does_not_come(origin, node, bucke
     data, fs = origin.put("b/k", noise(8 * MiB)), node("a", shared_cache=bucket, read_ahead=0)
     monkeypatch.setattr(shared_reads, "LEASE_S", 0.01)
     fs.ls("b")
-    thread, got = in_thread(lambda: fs.cat_file("b/k"))
-    thread.join(60)
-    assert got == [data]
+    assert fs.cat_file("b/k") == data
 
 
 def test_a_lease_that_comes_after_its_read_was_stopped_is_released(origin, node, bucket, monkeypatch):
@@ -213,7 +217,7 @@ def test_a_lease_that_comes_after_its_read_was_stopped_is_released(origin, node,
     fs, take = node("a", shared_cache=bucket), Leases.take
     begun, stopped, taken = (threading.Event() for _ in range(3))
     fs.ls("b")
-    version = fs._objects.version(fs._objects.known("b/k"))
+    ask = partial(origin.read, "b/k", pinned=version_of(fs, "b/k").info)
 
     def take_late(self, names):
         begun.set()
@@ -223,17 +227,14 @@ def test_a_lease_that_comes_after_its_read_was_stopped_is_released(origin, node,
         return found
 
     async def stop():
-        ask = partial(origin.read, "b/k", pinned=version.info)
-        options = {"is_complete": lambda: False, "waits": False, "bounds": CacheBounds()}
-        async with engine.shared.read(version, version.info, Range(0, MiB), ask, **options):
+        async with reading(fs, "b/k", Range(0, MiB), ask):
             assert await asyncio.to_thread(begun.wait, 60)
 
     monkeypatch.setattr(Leases, "take", take_late)
-    engine = fs._objects.engine
-    engine.run(stop())
+    fs._objects.engine.run(stop())
     stopped.set()
     assert taken.wait(60)
-    with contextlib.closing(SharedBucket(bucket, is_read_only=False)) as place:
+    with place_at(bucket) as place:
         until(lambda: not place.listed("leases"))
 
 
@@ -241,24 +242,22 @@ def test_an_error_at_the_end_of_a_body_is_raised_also_if_another_node_has_the_le
     """It may say that the checksum of all bytes is another one."""
     data, fs = origin.put("b/k", noise(8 * MiB)), node("a", shared_cache=bucket)
     fs.ls("b")
-    version, engine = fs._objects.version(fs._objects.known("b/k")), fs._objects.engine
-    name, reads = lease_of(key_of(version.identity, version.info), 0), engine.shared._reads
+    name, engine = lease_on(fs, "b/k"), fs._objects.engine
 
     async def body():
-        await asyncio.to_thread(until, lambda: name in reads._awaited)
+        await asyncio.to_thread(until, lambda: name in engine.shared._reads.leases._awaited)
         yield data
         raise ChecksumMismatch("wrong")
 
     @contextlib.asynccontextmanager
     async def ask(want):
-        yield Reply(version.info, 0, 8 * MiB, body())
+        yield Reply(version_of(fs, "b/k").info, 0, 8 * MiB, body())
 
     async def read():
-        options = {"is_complete": lambda: False, "waits": False, "bounds": CacheBounds()}
-        async with engine.shared.read(version, version.info, Range(0, 8 * MiB), ask, **options) as reply:
+        async with reading(fs, "b/k", Range(0, 8 * MiB), ask) as reply:
             return [each async for each in reply.body]
 
-    with contextlib.closing(SharedBucket(bucket, is_read_only=False)) as place:
+    with place_at(bucket) as place:
         assert Leases(place, lambda: "other").take([name])
         with pytest.raises(ChecksumMismatch):
             engine.run(read())
@@ -278,22 +277,14 @@ def test_a_process_that_ends_at_once_has_put_there_what_it_read(cloud, bucket, t
     assert cloud.python(READ_AND_END, path, bucket, tmp_path / "b") == "50000 bytes, 0 requests\n"
 
 
-def test_s3_is_a_place_for_it_too(origin, node, s3):
-    data = filled(origin, n=3)
+def test_s3_is_a_place_for_it_too(put_there, origin, node, s3):
     url = s3.url("shared", "s3://")
-    read_all(node("a", shared_cache=url), data)
-    leave()
-    asked(origin)
+    data = put_there(n=3, shared_cache=url)
     read_all(node("b", shared_cache=url), data)
     assert asked(origin) == []
-    ours, theirs = (
-        Leases(SharedBucket(url, is_read_only=False), str),
-        Leases(SharedBucket(url, is_read_only=False), str),
-    )
-    assert ours.take([NAME])
-    assert not theirs.take([NAME])
-    for each in (ours, theirs):
-        each._folder.close()
+    with place_at(url) as ours, place_at(url) as theirs:
+        assert Leases(ours, str).take([NAME])
+        assert not Leases(theirs, str).take([NAME])
 
 
 @pytest.mark.parametrize("skew_s", [-600, 600])
@@ -314,15 +305,6 @@ def test_ages_are_counted_by_the_clock_of_the_store(origin, node, bucket, clock,
     assert asked(origin) == [("lookup", "b/k")]
 
 
-def test_prefetch_in_a_shell_waits_until_all_is_in_the_bucket(own_cache, cloud, bucket):
-    for i in range(3):
-        cloud.put(f"data/{i}", noise(9 * MiB, i))
-    run("prefetch", "-o", f"shared_cache={bucket}", cloud.url("data", "gs://"))
-    cloud.asked()
-    leave()
-    assert "upload" not in cloud.asked()
-
-
 def test_prefetch_in_a_shell_fails_if_the_bucket_takes_nothing(own_cache, cloud, bucket, monkeypatch):
     cloud.put("data/0", noise(9 * MiB))
     cloud.server.fail(Fault(kind="upload", stall_s=60.0, times=None))
@@ -332,14 +314,16 @@ def test_prefetch_in_a_shell_fails_if_the_bucket_takes_nothing(own_cache, cloud,
     cloud.server.heal()
 
 
-def test_a_store_that_does_not_answer_is_left_alone(origin, node, cloud, bucket, caplog, monkeypatch):
-    data = filled(origin, n=4)
-    read_all(node("a", shared_cache=bucket), data)
-    leave()
-    asked(origin)
+@pytest.mark.parametrize("stalls", ["always", "during a read"])
+def test_a_store_that_does_not_answer_is_left_alone(
+    put_there, origin, node, cloud, bucket, caplog, monkeypatch, stalls
+):
+    data = put_there(n=4, shared_cache=bucket)
     monkeypatch.setattr(SharedBucket, "answers_s", 0.2)
-    cloud.server.fail(Fault(stall_s=60.0, times=None))
     fs = node("b", shared_cache=bucket)
+    if stalls == "during a read":
+        assert fs.cat_file("b/d/0/0") == data["b/d/0/0"]
+    cloud.server.fail(Fault(kind=None if stalls == "always" else "media", stall_s=60.0, times=None))
     read_all(fs, data)
     assert asked(origin)
     cloud.asked()
@@ -347,30 +331,14 @@ def test_a_store_that_does_not_answer_is_left_alone(origin, node, cloud, bucket,
         fs.evict(path)
         assert fs.cat_file(path) == content
     assert cloud.asked() == []
-    assert len(quiet(caplog)) == 1
-    assert "did not answer" in quiet(caplog)[0]
+    [message] = quiet(caplog)
+    assert "did not answer" in message
     assert "did not answer" in fs.stats().shared_cache
     cloud.server.heal()
 
 
-def test_a_store_that_stalls_during_a_read_is_left_alone(origin, node, cloud, bucket, caplog, monkeypatch):
-    data = filled(origin, n=4)
-    read_all(node("a", shared_cache=bucket), data)
-    leave()
-    monkeypatch.setattr(SharedBucket, "answers_s", 0.2)
-    fs = node("b", shared_cache=bucket)
-    assert fs.cat_file("b/d/0/0") == data["b/d/0/0"]
-    cloud.server.fail(Fault(kind="media", stall_s=60.0, times=None))
-    read_all(fs, data)
-    assert ["did not answer" in message for message in quiet(caplog)] == [True]
-    cloud.server.heal()
-
-
-def test_a_bucket_that_can_only_be_read_is_read(origin, node, cloud, bucket, caplog):
-    data = filled(origin, n=4)
-    read_all(node("a", shared_cache=bucket), data)
-    leave()
-    asked(origin)
+def test_a_bucket_that_can_only_be_read_is_read(put_there, origin, node, cloud, bucket, caplog):
+    data = put_there(n=4, shared_cache=bucket)
     cloud.server.fail(Fault(kind="upload", status=403, times=None))
     fs = node("b", shared_cache=bucket)
     read_all(fs, data)
@@ -382,11 +350,9 @@ def test_a_bucket_that_can_only_be_read_is_read(origin, node, cloud, bucket, cap
 
 
 @pytest.mark.parametrize("harm", [lambda data: data[:-100], lambda data: b"x" + data[1:], lambda data: b""])
-def test_an_object_that_is_not_what_it_should_be_is_a_miss(origin, node, cloud, bucket, harm):
-    data = filled(origin, n=4)
-    read_all(node("a", shared_cache=bucket), data)
-    leave()
-    with contextlib.closing(SharedBucket(bucket, is_read_only=False)) as place:
+def test_an_object_that_is_not_what_it_should_be_is_a_miss(put_there, node, bucket, harm):
+    data = put_there(n=4, shared_cache=bucket)
+    with place_at(bucket) as place:
         for name in place.listed(""):
             file = place.open(name)
             place._put(name, harm(file.part(0, file.size)))
@@ -396,32 +362,21 @@ def test_an_object_that_is_not_what_it_should_be_is_a_miss(origin, node, cloud, 
 NAME = lease_of("0a" * 16, 5)
 
 
-def test_a_lease_is_created_by_one_node_only_and_expires(bucket, cloud, monkeypatch):
-    places = [SharedBucket(bucket, is_read_only=False) for _ in range(2)]
-    ours, theirs = (Leases(place, str) for place in places)
-    assert ours.take([NAME])
-    assert not theirs.take([NAME])
-    monkeypatch.setattr(leases, "EXPIRES_S", 0.0)
-    assert theirs.take([NAME])
-    theirs.release(NAME)
-    monkeypatch.undo()
-    assert ours.take([NAME])
-    for place in places:
-        place.close()
-
-
-def test_the_command_cleans_a_bucket(origin, node, bucket):
-    data = {f"b/{i}": origin.put(f"b/{i}", noise(5 * MiB, i)) for i in range(4)}
-    assert node("a", shared_cache=bucket).cat(list(data)) == data
-    leave()
-    assert json_of("share", "stats", bucket)["files"] == 5
-    done = json_of("share", "clean", bucket, "--size", "11MiB")
-    assert (done["removed"], done["files"]) == (2, 3) or done["bytes"] <= 11 * MiB
+def test_a_lease_is_created_by_one_node_only_and_expires(bucket, monkeypatch):
+    with place_at(bucket) as one, place_at(bucket) as other:
+        ours, theirs = Leases(one, str), Leases(other, str)
+        assert ours.take([NAME])
+        assert not theirs.take([NAME])
+        monkeypatch.setattr(leases, "EXPIRES_S", 0.0)
+        assert theirs.take([NAME])
+        theirs.release(NAME)
+        monkeypatch.undo()
+        assert ours.take([NAME])
 
 
 @pytest.mark.parametrize("where", ["cloud", "s3"])
-def test_a_misspelled_bucket_is_named_once(origin, node, request, caplog, where):
-    data = filled(origin, n=4)
+def test_a_misspelled_bucket_is_named_once(filled, node, request, caplog, where):
+    data = filled(n=4)
     protocol = request.getfixturevalue(where).protocol
     read_all(node("a", shared_cache=f"{protocol}://no-such-bucket/shared"), data)
     leave()

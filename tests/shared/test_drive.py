@@ -13,15 +13,12 @@ from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import CacheBounds, ObjectKey
 from cachedfs.config import DRIVE_SIZE, Config
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.shared import whole_files
 from cachedfs.shared.piece import GATHERED
 from cachedfs.shared.shared_drive import SharedDrive
-from cachedfs.shared.shared_folder import SharedFolder
 from cachedfs.shared.shared_store import BASE
 from cachedfs.shared.whole_files import WholeFiles
 from tests.cli.helpers import json_of
-from tests.shared.conftest import leave
-from tests.shared.test_shared_cache import asked, filled, quiet, read_all
+from tests.shared.conftest import asked, flush, leave, place_of, quiet, read_all
 from tests.support import MiB, noise
 
 
@@ -37,11 +34,10 @@ def kept_at(place):
     return sorted(name for name in names if not name.startswith("tmp."))
 
 
-def test_what_one_session_has_read_the_next_one_reads_from_few_large_files(origin, node, drive, place):
-    data = filled(origin, n=60)
-    read_all(node("a", shared_cache=place), data)
-    leave()
-    assert asked(origin)
+def test_what_one_session_has_read_the_next_one_reads_from_few_large_files(
+    put_there, origin, node, drive, place
+):
+    data = put_there(n=60, shared_cache=place)
     kinds = [name.partition(".")[0] for name in kept_at(place)]
     assert kinds == ["gathered", *["runs"] * 3]  # the small ones, and 20 MiB in pieces of 8
     drive.asked()
@@ -56,13 +52,10 @@ def test_what_one_session_has_read_the_next_one_reads_from_few_large_files(origi
     assert drive.asked() == []
 
 
-def test_a_folder_of_a_shared_drive_is_a_place_for_it_too(origin, node, drive):
+def test_a_folder_of_a_shared_drive_is_a_place_for_it_too(put_there, origin, node, drive):
     drive.server.share_drive(drive.name)
     place = f"cdrive://shared:{drive.name}/cache"
-    data = filled(origin, n=3)
-    read_all(node("a", shared_cache=place), data)
-    leave()
-    asked(origin)
+    data = put_there(n=3, shared_cache=place)
     read_all(node("b", shared_cache=place), data)
     assert asked(origin) == []
 
@@ -71,6 +64,8 @@ def test_a_next_file_that_cannot_be_read_is_an_error_only_for_who_wants_it():
     reported, opened = [], []
 
     class Store:
+        asking = contextlib.nullcontext
+
         def open(self, name):
             opened.append(name)
             raise FileNotFoundError(name)
@@ -92,27 +87,8 @@ def test_a_next_file_that_cannot_be_read_is_an_error_only_for_who_wants_it():
     assert reported == []
 
 
-def test_each_file_with_many_objects_is_read_as_a_whole_once(origin, node, drive, place, monkeypatch):
-    monkeypatch.setattr(whole_files, "_KEPT_S", 0)
-    data = filled(origin, n=9)
-    read_all(node("a", shared_cache=place), data)
-    fs = node("b", shared_cache=place)
-    small = [path for path in data if path != "b/big"]
-    assert fs.cat_file(small[0]) == data[small[0]]
-    asked(origin)
-    drive.asked()
-    assert [fs.cat_file(path) for path in small] == [data[path] for path in small]
-    assert drive.asked() == []  # all came with the first one
-    fs.evict("b/d")
-    assert fs.cat_file(small[3]) == data[small[3]]
-    assert drive.asked() == ["media"]
-    assert asked(origin) == []
-
-
-def test_a_small_local_cache_is_not_filled_with_what_nobody_asked_for(origin, node, drive, place):
-    data = filled(origin, n=9)
-    read_all(node("a", shared_cache=place), data)
-    leave()
+def test_a_small_local_cache_is_not_filled_with_what_nobody_asked_for(put_there, node, drive, place):
+    data = put_there(n=9, shared_cache=place)
     fs = node("b", shared_cache=place, cache_size="1MiB", block_size="64KiB")
     small = [path for path in data if path != "b/big"]
     assert fs.cat_file(small[0]) == data[small[0]]
@@ -126,22 +102,19 @@ def test_what_is_replaced_there_is_deleted_and_not_in_the_trash(origin, node, dr
     for name in ("b/one", "b/two"):
         origin.put(name, noise(10_000))
         fs.cat_file(name)
-        assert fs._objects.engine.drain(60)
-        assert fs._objects.engine.shared.flush(60)
+        flush(fs)
         kept.append(kept_at(place))
     [before], [after] = kept
     assert after != before  # it has both
     assert drive.server.find(f"{drive.name}/shared/{BASE}/{before}") == []
 
 
-def test_the_last_tenth_of_the_accounts_storage_stays_free(origin, node, drive, place, monkeypatch, caplog):
+def test_the_last_tenth_of_the_accounts_storage_stays_free(put_there, drive, place, monkeypatch, caplog):
     async def storage_quota(self, path):
         return 1000 * MiB, 99 * MiB
 
     monkeypatch.setattr(DriveOrigin, "storage_quota", storage_quota)
-    data = filled(origin, n=3)
-    read_all(node("a", shared_cache=place), data)
-    leave()
+    put_there(n=3, shared_cache=place)
     assert kept_at(place) == []
     [message] = quiet(caplog)
     assert "less than 1/10 of the account's storage is free" in message
@@ -159,13 +132,13 @@ async def read_whole(files, name, key):
     return await files.get(name, key, CacheBounds(size=None, keep_free=0), with_next=True)
 
 
-def test_objects_of_another_account_are_not_kept_under_its_name(origin, node, shared, tmp_path):
-    data = filled(origin, n=3)
+def test_objects_of_another_account_are_not_kept_under_its_name(filled, node, shared, tmp_path):
+    data = filled(n=3)
     fs = node("a")
     read_all(fs, data)
     ours, info = fs._objects.identity, fs._objects.known("b/d/0/0").info
     leave()
-    folder = SharedFolder(str(shared), trust="group", is_read_only=True)
+    folder = place_of(shared)
     (name,) = folder.listed(GATHERED)
     for identity, is_kept in ((f"{ours}|another", False), (ours, True)):
         cache = BlockStore(str(tmp_path / "b"), explicit=True)

@@ -8,11 +8,11 @@ from tests.support import KiB, MiB
 IDENTITY = "gs|host|anon"
 
 
-def noted(gatherer, name, size, indexes, now, identity=IDENTITY):
+def noted(gatherer, name, size, indexes, now, identity=IDENTITY, data=None):
     info = ObjectInfo(name, "file", size, "1")
     version = ObjectKey(identity, name, "1", MiB)
     for index in indexes:
-        gatherer.note(version, info, name, index, now)
+        gatherer.note(version, info, name, index, now, data)
 
 
 def taken(gatherer, now, **options):
@@ -22,22 +22,18 @@ def taken(gatherer, now, **options):
     ]
 
 
-def test_a_large_part_is_written_when_it_is_complete():
+def test_a_large_part_is_written_when_it_is_complete_or_nobody_reads_on():
     gatherer = Gatherer()
-    noted(gatherer, "big", 20 * MiB, range(7), 1)
+    noted(gatherer, "big", 20 * MiB, [*range(7), 16], 1)
     assert taken(gatherer, 1) == []
-    noted(gatherer, "big", 20 * MiB, [7, 16], 2)
+    noted(gatherer, "big", 20 * MiB, [7], 2)
     assert taken(gatherer, 2) == [[("big", [*range(8)])]]
     noted(gatherer, "big", 20 * MiB, [17, 18, 19], 2.5)
     assert taken(gatherer, 2.5) == [[("big", [16, 17, 18, 19])]]
+    noted(gatherer, "big", 20 * MiB, range(5), 3)
+    assert taken(gatherer, 4.9) == []
+    assert taken(gatherer, 5) == [[("big", [*range(5)])]]
     assert not gatherer
-
-
-def test_a_part_that_nobody_reads_on_is_written_as_it_is():
-    gatherer = Gatherer()
-    noted(gatherer, "big", 20 * MiB, range(5), 1)
-    assert taken(gatherer, 2.9) == []
-    assert taken(gatherer, 3) == [[("big", [*range(5)])]]
 
 
 def test_a_part_is_written_sooner_if_another_node_waits_and_no_request_brings_more_of_it():
@@ -51,13 +47,13 @@ def test_a_part_is_written_sooner_if_another_node_waits_and_no_request_brings_mo
     assert taken(gatherer, 1.25, hurries=True) == [[("big", [*range(5)])]]
 
 
-def test_small_objects_fill_a_file():
+def test_small_objects_fill_files_of_about_one_size():
     gatherer = Gatherer()
-    for i in range(20):
-        noted(gatherer, f"{i}", 1 * MiB, [0], 1)
-    files = taken(gatherer, 1)
-    assert [len(file) for file in files] == [8, 8]
-    assert [len(file) for file in taken(gatherer, 3)] == [4]
+    for i in range(3000):
+        noted(gatherer, f"{i}", 1 + 7919 * i % 200_000, [0], 1)
+    sizes = [sum(group.size for group in file) for file in gatherer.take(1)]
+    assert all(FILE <= size < FILE + 200_000 for size in sizes)
+    assert len(sizes) > 30
 
 
 def test_the_rest_is_written_when_nothing_came_for_as_long_as_the_reading_took():
@@ -77,29 +73,15 @@ def test_everything_can_be_written_at_once():
     noted(gatherer, "small", 5, [0], 1)
     noted(gatherer, "elsewhere", 5, [0], 1, "s3|host|-")
     assert taken(gatherer, 1, everything=True) == [[("big", [0, 3]), ("small", [0])], [("elsewhere", [0])]]
-    assert taken(gatherer, 1, everything=True) == []
-
-
-def test_a_file_has_about_the_same_size_whatever_the_sizes_of_objects():
-    gatherer = Gatherer()
-    for i in range(3000):
-        noted(gatherer, f"{i}", 1 + 7919 * i % 200_000, [0], 1)
-    sizes = [sum(group.size for group in file) for file in gatherer.take(1)]
-    assert all(FILE <= size < FILE + 200_000 for size in sizes)
-    assert len(sizes) > 30
 
 
 def test_bytes_are_kept_while_they_are_few(monkeypatch):
     monkeypatch.setattr(shared_gatherer, "IN_MEMORY", 10)
-    gatherer, info = Gatherer(), ObjectInfo("x", "file", 3 * MiB, "1")
-    version, data = ObjectKey(IDENTITY, "x", "1", MiB), [memoryview(b"12345")]
-    for index in (0, 0, 1, 2):
-        gatherer.note(version, info, "x", index, 1, data)
-    for now in (2, 3):  # there is room again
+    gatherer, data = Gatherer(), [memoryview(b"12345")]
+    for now, indexes in ((1, [0, 0, 1, 2]), (2, [0, 1])):  # then there is room again
+        noted(gatherer, "x", 3 * MiB, indexes, now, data=data)
         [[group]] = gatherer.take(now, everything=True)
-        assert group.blocks == ({0: data, 1: data, 2: None} if now == 2 else {0: data, 1: data})
-        for index in (0, 1):
-            gatherer.note(version, info, "x", index, now, data)
+        assert group.blocks == {index: data if index < 2 else None for index in indexes}
 
 
 def test_runs_are_consecutive():

@@ -16,11 +16,11 @@ import pytest
 
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.index.metadata_records import MetadataRecord
-from cachedfs.common.types import CacheBounds, Range
+from cachedfs.common.types import Range
 from cachedfs.shared import gatherer, leases, read_leases
 from cachedfs.shared.leases import Leases, lease_of
 from cachedfs.shared.shared_folder import ALONE, SharedFolder
-from tests.shared.conftest import leave
+from tests.shared.conftest import lease_on, leave, place_of, reading, version_of
 from tests.support import KiB, MiB, noise, until
 
 N = 4  # nodes
@@ -42,34 +42,6 @@ sys.stdin.readline()
 """
 
 
-@contextlib.contextmanager
-def nodes(cloud, tmp_path, shared, paths, at_once):
-    """Run nodes that read all paths, each in an order of its own; yield them when all are ready."""
-    running = []
-    with contextlib.ExitStack() as stack:
-        for seed in range(N):
-            given = json.dumps([str(tmp_path / f"node-{seed}"), shared, seed, at_once, paths])
-            command = [sys.executable, "-c", READ, given]
-            pipe = subprocess.PIPE
-            process = subprocess.Popen(command, env=cloud._environment(), text=True, stdin=pipe, stdout=pipe)
-            running.append(stack.enter_context(process))
-        for process in running:
-            assert process.stdout.readline() == "ready\n"
-        yield running
-
-
-def fetched_by(cloud, tmp_path, shared, data, at_once):
-    """Return the bytes that all nodes together fetch."""
-    with nodes(cloud, tmp_path, shared, list(data), at_once) as running:
-        for process in running:
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        fetched = [int(process.stdout.readline()) for process in running]
-        for process in running:
-            process.stdin.close()
-    return sum(fetched)
-
-
 @pytest.mark.parametrize(
     ("n", "size", "at_once", "where", "most"),
     [(16, 8 * MiB, 2, "folder", 1.05), (300, 20 * KiB, 8, "folder", 1.3), (16, 8 * MiB, 2, "bucket", 1.3)],
@@ -78,14 +50,45 @@ def fetched_by(cloud, tmp_path, shared, data, at_once):
 def test_nodes_that_read_in_different_orders_download_once(cloud, tmp_path, n, size, at_once, where, most):
     data = {cloud.path(f"data/{i:04}"): cloud.put(f"data/{i:04}", noise(size, i)) for i in range(n)}
     shared = str(tmp_path / "shared") if where == "folder" else cloud.url("shared", "gs://")
-    assert fetched_by(cloud, tmp_path, shared, data, at_once) <= most * n * size
+    with contextlib.ExitStack() as stack:
+        given = [
+            json.dumps([str(tmp_path / f"{seed}"), shared, seed, at_once, list(data)]) for seed in range(N)
+        ]
+        pipes = {
+            "text": True,
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "env": cloud._environment(),
+        }
+        running = [
+            stack.enter_context(subprocess.Popen([sys.executable, "-c", READ, each], **pipes))
+            for each in given
+        ]
+        assert [process.stdout.readline() for process in running] == ["ready\n"] * N
+        for process in running:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        fetched = [int(process.stdout.readline()) for process in running]
+        for process in running:
+            process.stdin.close()
+    assert sum(fetched) <= most * n * size
 
 
 @pytest.fixture
 def folder(shared):
-    made = SharedFolder(str(shared), trust="group", is_read_only=False)
+    made = place_of(shared)
     made.check()
     return made
+
+
+@pytest.fixture
+def ours(folder):
+    return leases_of(folder, "ours")
+
+
+@pytest.fixture
+def theirs(folder):
+    return leases_of(folder, "theirs")
 
 
 NAME = lease_of("0a" * 16, 5)
@@ -95,19 +98,20 @@ def leases_of(folder, node):
     return Leases(folder, lambda: node)
 
 
-def test_one_node_has_a_lease_until_it_is_released(folder):
-    ours, theirs = leases_of(folder, "a"), leases_of(folder, "b")
+def test_one_node_has_a_lease_until_it_is_released(ours, theirs):
     assert ours.take([NAME])
     assert ours.take([NAME])  # for another read of this process
+    assert not ours.is_awaited()
     assert not theirs.take([NAME])
+    assert ours.is_awaited()
+    assert not ours.is_awaited()
     theirs.release(NAME)  # not theirs
     assert not theirs.take([NAME])
     ours.release(NAME)
     assert theirs.take([NAME])
 
 
-def test_a_lease_expires_by_the_clock_of_the_folder_unless_it_is_renewed(folder, clock):
-    ours, theirs = leases_of(folder, "a"), leases_of(folder, "b")
+def test_a_lease_expires_by_the_clock_of_the_folder_unless_it_is_renewed(folder, ours, theirs, clock):
     assert ours.take([NAME])
     clock(600)  # of this machine
     assert not theirs.take([NAME])
@@ -119,16 +123,6 @@ def test_a_lease_expires_by_the_clock_of_the_folder_unless_it_is_renewed(folder,
     assert not theirs.take([NAME])
     os.utime(path, (0, os.stat(path).st_mtime - 2))
     assert theirs.take([NAME])
-
-
-def test_who_waits_is_noticed_by_who_fetches(folder):
-    ours, theirs = leases_of(folder, "a"), leases_of(folder, "b")
-    assert not ours.is_awaited()
-    ours.take([NAME])
-    assert not ours.is_awaited()
-    theirs.take([NAME])
-    assert ours.is_awaited()
-    assert not ours.is_awaited()
 
 
 @pytest.mark.parametrize("order", sorted(set(itertools.permutations([0, 1] * 3))), ids=str)
@@ -143,7 +137,7 @@ def test_of_nodes_that_begin_together_at_most_one_is_alone(folder, order):
             goes_on[number].acquire()
             return act(*args)
 
-        place = SharedFolder(folder.folder, trust="group", is_read_only=False)
+        place = place_of(folder.folder)
         for name in ("node_alone", "waited_at", "set_node_alone"):
             setattr(place, name, partial(step, getattr(place, name)))
         found[number] = leases_of(place, str(number)).is_alone()
@@ -160,10 +154,11 @@ def test_of_nodes_that_begin_together_at_most_one_is_alone(folder, order):
     assert sum(found.values()) == 1
 
 
-def test_a_node_is_alone_until_another_one_begins_and_again_half_a_minute_later(folder, monkeypatch):
+def test_a_node_is_alone_until_another_one_begins_and_again_half_a_minute_later(
+    folder, ours, theirs, monkeypatch
+):
     now = [100.0]
     monkeypatch.setattr(leases.time, "monotonic", lambda: now[0])
-    ours, theirs = leases_of(folder, "ours"), leases_of(folder, "theirs")
     assert ours.is_alone()
     assert ours.is_alone()
     assert not theirs.is_alone()
@@ -188,18 +183,9 @@ def test_a_node_is_alone_until_another_one_begins_and_again_half_a_minute_later(
     assert theirs.is_alone()
 
 
-def test_a_node_that_was_killed_is_no_company(folder):
-    path = f"{folder.path}/{ALONE}"
-    assert leases_of(folder, "killed").is_alone()
-    for age_s, is_alone in ((0, False), (31, True)):
-        os.utime(path, (0, time.time() - age_s))
-        assert leases_of(folder, "ours").is_alone() is is_alone
-
-
-def test_the_file_of_a_node_that_is_alone_is_renewed(folder, monkeypatch):
-    now = [100.0]
+def test_the_file_of_a_node_that_is_alone_is_renewed(folder, ours, monkeypatch):
+    now, path = [100.0], f"{folder.path}/{ALONE}"
     monkeypatch.setattr(leases.time, "monotonic", lambda: now[0])
-    ours, path = leases_of(folder, "ours"), f"{folder.path}/{ALONE}"
     assert ours.is_alone()
     os.utime(path, (0, 0))
     assert ours.is_alone()
@@ -228,7 +214,7 @@ def test_all_processes_of_a_node_learn_of_another_one(folder):
 
 
 def test_threads_that_look_around_at_once_do_not_miss_another_node(folder, monkeypatch):
-    place = SharedFolder(folder.folder, trust="group", is_read_only=False)
+    place = place_of(folder.folder)
     ours, found = leases_of(place, "ours"), []
     assert ours.is_alone()
     folder.wait_for_others()
@@ -239,52 +225,37 @@ def test_threads_that_look_around_at_once_do_not_miss_another_node(folder, monke
     assert found == [False]
 
 
-def test_a_node_that_ends_leaves_the_file_of_another_one(folder):
-    ours, theirs, path = leases_of(folder, "ours"), leases_of(folder, "theirs"), f"{folder.path}/{ALONE}"
+def test_a_node_that_ends_leaves_the_file_of_another_one(folder, ours, theirs):
+    path = f"{folder.path}/{ALONE}"
     assert ours.is_alone()
-    os.utime(path, (0, time.time() - 40))
-    assert theirs.is_alone()
+    assert not theirs.is_alone()
+    os.utime(path, (0, time.time() - 40))  # as if it had been killed
+    assert leases_of(folder, "third").is_alone()
     ours.release_all()
     assert os.path.exists(path)
 
 
-def test_a_node_that_cannot_say_that_it_is_alone_is_not(folder, monkeypatch):
+def test_where_nothing_can_be_written_nobody_waits_and_nobody_is_alone(folder, ours, monkeypatch):
     def refuse(*args):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    assert not leases_of(folder, "ours").is_alone()
+    assert not ours.is_alone()
     assert not os.listdir(f"{folder.path}/tmp")
-
-
-def test_parts_of_an_object_have_leases_of_their_own():
-    names = {lease_of(key, at * MiB) for key in ("0a" * 16, "0b" * 16) for at in (0, 7, 8, 15, 16)}
-    assert len(names) == 6
-
-
-def test_where_nothing_can_be_written_nobody_waits(folder, monkeypatch):
-    def refuse(*args):
-        raise PermissionError(13, "Permission denied")
-
     monkeypatch.setattr(SharedFolder, "make_empty", refuse)
-    assert leases_of(folder, "a").take([NAME])
+    assert ours.take([NAME])
 
 
 def test_a_node_waits_for_the_one_that_fetches(origin, node, shared, tmp_path):
     """The lease is taken, and released when the bytes are there: the other node asks nothing."""
     data = origin.put("b/k", noise(50_000))
-    fs = node("a")
-    assert fs.cat_file("b/k") == data
+    assert node("a").cat_file("b/k") == data
     fs = node("b")
     origin.log.clear()
     (file,) = shared.rglob("gathered/*")
-    hidden = tmp_path / "hidden"
-    file.rename(hidden)
-    version = fs._objects.version(fs._objects.known("b/k")) if fs.exists("b/k") else None
-    other = leases_of(SharedFolder(str(shared), trust="group", is_read_only=False), "other")
-    from cachedfs.shared.piece import key_of
-
-    lease = lease_of(key_of(version.identity, version.info), 0)
+    hidden = file.rename(tmp_path / "hidden")
+    fs.info("b/k")
+    other, lease = leases_of(place_of(shared), "other"), lease_on(fs, "b/k")
     assert other.is_alone()
     assert other.take([lease])
     got = []
@@ -318,21 +289,15 @@ def test_a_lease_is_held_until_the_last_read_of_its_part_ends(origin, node, shar
     origin.put("b/big", noise(8 * MiB))
     fs = node("a")
     fs.info("b/big")
-    version = fs._objects.version(fs._objects.known("b/big"))
-    engine = fs._objects.engine
-
-    def read(start):
-        ask = partial(origin.read, "b/big", pinned=version.info)
-        options = {"is_complete": lambda: False, "waits": False, "bounds": CacheBounds()}
-        return engine.shared.read(version, version.info, Range(start, start + MiB), ask, **options)
+    ask = partial(origin.read, "b/big", pinned=version_of(fs, "b/big").info)
 
     async def act():
-        async with read(0):
-            async with read(4 * MiB):
+        async with reading(fs, "b/big", Range(0, MiB), ask):
+            async with reading(fs, "b/big", Range(4 * MiB, 5 * MiB), ask):
                 pass
-            return list(engine.shared._reads._read_leases._renewed)  # leases that are renewed
+            return list(fs._objects.engine.shared._reads.leases._renewed)
 
-    assert len(engine.run(act())) == 1
+    assert len(fs._objects.engine.run(act())) == 1
     until(lambda: not list(shared.rglob("leases/*-*")))
 
 
@@ -396,13 +361,3 @@ def test_many_leases_are_taken_in_calls_that_a_slow_folder_answers_in_time(origi
     assert fs.cat(list(data)) == data
     assert sum(sizes) == 40
     assert max(sizes) == 4
-
-
-def test_no_lease_is_left(origin, node, shared, folder):
-    folder.set_node_alone("another")
-    data = {f"b/{i}": origin.put(f"b/{i}", noise(5 * MiB if i % 2 else 5000, i)) for i in range(6)}
-    fs = node("a")
-    fs.find("b")
-    assert fs.cat(list(data)) == data
-    leave()
-    assert not list(shared.rglob("leases/*-*"))

@@ -91,7 +91,7 @@ ROWS = st.lists(
 
 
 @given(ROWS)
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_arbitrary_rows_are_refused_or_harmless(tmp_path_factory, rows):
     cache = BlockStore(str(tmp_path_factory.getbasetemp() / "hostile"), explicit=True)
     with contextlib.suppress(DamagedFile):

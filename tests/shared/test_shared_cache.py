@@ -21,41 +21,25 @@ from cachedfs.shared.piece import GATHERED, encoded_index
 from cachedfs.shared.shared_folder import OpenShared, SharedFolder
 from cachedfs.shared.shared_index import SharedIndex
 from cachedfs.shared.shared_store import BASE
-from tests.shared.conftest import leave, wait_for_whole_files
+from tests.shared.conftest import (
+    BIG,
+    asked,
+    files_in,
+    flush,
+    leave,
+    place_of,
+    quiet,
+    read_all,
+    wait_for_whole_files,
+)
 from tests.support import KiB, MiB, forget, noise, until
 
-BIG = noise(20 * MiB + 5, 1)
+anywhere = pytest.mark.usefixtures("anywhere")
 
 
-def files_in(shared):
-    return sorted(path for path in shared.rglob("*") if path.is_file() and path.parent.name != "leases")
-
-
-def filled(origin, n=20, size=50_000):
-    """Put small objects and a large one; return them by path."""
-    data = {f"b/d/{i % 3}/{i}": noise(size + i, i) for i in range(n)} | {"b/big": BIG}
-    for path, content in data.items():
-        origin.put(path, content)
-    return data
-
-
-def read_all(fs, data):
-    assert fs.cat(fs.find("b")) == data
-
-
-def asked(origin):
-    """Return kind and path of each request since the last call."""
-    log = [each[:2] for each in origin.log]
-    origin.log.clear()
-    return log
-
-
-@pytest.mark.usefixtures("anywhere")
-def test_what_one_node_has_read_the_next_one_reads_without_a_request(origin, node):
-    data = filled(origin)
-    read_all(node("a"), data)
-    leave()
-    assert asked(origin)
+@anywhere
+def test_what_one_node_has_read_the_next_one_reads_without_a_request(origin, node, put_there):
+    data = put_there()
     fs = node("b")
     read_all(fs, data)
     assert fs.info("b/d/1/1")["size"] == 50_001
@@ -63,9 +47,8 @@ def test_what_one_node_has_read_the_next_one_reads_without_a_request(origin, nod
     assert asked(origin) == []
     stats, size = fs.stats(), sum(map(len, data.values()))
     assert (stats.bytes_fetched, stats.requests) == (0, 0)
-    assert (
-        size <= stats.bytes_shared < size + 7 * 51_000
-    )  # until eight wait for a file, each reads what it wants
+    # Until eight wait for a file, each reads what it wants.
+    assert size <= stats.bytes_shared < size + 7 * 51_000
     read_all(fs, data)  # from its own cache
     assert fs.stats().bytes_shared == stats.bytes_shared
 
@@ -74,37 +57,37 @@ def test_what_one_node_has_read_the_next_one_reads_without_a_request(origin, nod
 def test_a_small_file_costs_at_most_two_operations_to_put_there_and_none_to_read(
     origin, node, shared, monkeypatch, is_alone
 ):
-    n, counts = 200, collections.Counter()
+    n, calls = 200, []  # a list: threads may append at the same time
     place = shared / BASE
     (place / "leases").mkdir(parents=True)
 
     def count(name, call, path, *args, **options):
         for kind in ("leases/", GATHERED) if isinstance(path, str) else ():
             is_own = not path.endswith(("/waiting", "/alone"))
-            counts[kind, name] += path.startswith(f"{place}/{kind}") and is_own
+            calls.extend([(kind, name)] * (path.startswith(f"{place}/{kind}") and is_own))
         return call(path, *args, **options)
 
     data = {f"b/d/{i:03}": origin.put(f"b/d/{i:03}", noise(5000 + i, i)) for i in range(n)}
     for name in ("open", "unlink", "rename", "stat", "lstat", "chmod", "utime"):
         monkeypatch.setattr(os, name, partial(count, name, getattr(os, name)))
+    monkeypatch.setattr(shared_writer, "open_block", None)  # nor is the local cache read
     if not is_alone:
-        SharedFolder(str(shared), trust="group", is_read_only=False).set_node_alone("another")
+        place_of(shared).set_node_alone("another")
     fs = node("a")
     fs.find("b")  # there are leases only on what is known
     assert fs.cat(list(data)) == data
     leave()
-    leases = {name: times for (kind, name), times in counts.items() if kind == "leases/" and times}
+    leases = collections.Counter(name for kind, name in calls if kind == "leases/")
     assert leases == ({} if is_alone else {"open": n, "unlink": n})
-    counts.clear()
+    calls.clear()
     assert node("b").cat(list(data)) == data
     n_files = len(list((place / GATHERED).iterdir()))
-    assert {key: times for key, times in counts.items() if times} == {(GATHERED, "open"): n_files}
+    assert calls == [(GATHERED, "open")] * n_files
 
 
 @pytest.mark.usefixtures("on_a_network")
-def test_a_file_of_which_many_objects_are_wanted_is_read_as_a_whole(origin, node, monkeypatch):
-    data = filled(origin, n=40)
-    read_all(node("a"), data)
+def test_a_file_of_which_many_objects_are_wanted_is_read_as_a_whole(origin, node, put_there, monkeypatch):
+    data = put_there(n=40)
     fs = node("b")
     small = sorted(data.keys() - {"b/big"})
     assert [fs.cat_file(path) for path in small[:9]] == [data[path] for path in small[:9]]
@@ -114,13 +97,12 @@ def test_a_file_of_which_many_objects_are_wanted_is_read_as_a_whole(origin, node
     assert fs.cat(wanted) == {path: data[path] for path in wanted}
     monkeypatch.setattr(SharedFolder, "open", None)
     assert [fs.cat_file(path) for path in small[29:]] == [data[path] for path in small[29:]]
-    assert asked(origin)[-1] != ("read", small[-1])
+    assert asked(origin) == []
     assert fs.stats().bytes_shared >= sum(len(data[path]) for path in small)
 
 
-def test_on_a_local_disk_it_is_read_where_it_is(origin, node, monkeypatch):
-    data = filled(origin)
-    read_all(node("a"), data)
+def test_on_a_local_disk_it_is_read_where_it_is(node, put_there, monkeypatch):
+    data = put_there()
     fs = node("b")
     read_all(fs, data)
     with fs.open("b/big") as file:
@@ -136,11 +118,9 @@ def test_on_a_local_disk_it_is_read_where_it_is(origin, node, monkeypatch):
 
 
 @pytest.mark.parametrize("block_size", [192 * KiB, 3 * MiB, 8 * MiB])
-def test_blocks_of_another_size_are_read_where_they_are_or_copied(origin, node, block_size):
-    origin.put("b/big", BIG)
-    node("a").cat_file("b/big")
+def test_blocks_of_another_size_are_read_where_they_are_or_copied(origin, node, put_there, block_size):
+    put_there(n=0)
     fs = node("b", block_size=block_size)
-    origin.log.clear()
     assert fs.cat_file("b/big") == BIG
     assert [kind for kind, _ in asked(origin) if kind == "read"] == []
 
@@ -149,8 +129,7 @@ def test_what_was_removed_from_the_local_cache_is_read_there(origin, node):
     origin.put("b/big", BIG)
     fs = node("a")
     fs.cat_file("b/big")
-    assert fs._objects.engine.drain(60)
-    assert fs._objects.engine.shared.flush(60)
+    flush(fs)
     asked(origin)
     assert fs.evict("b/big") > len(BIG)
     assert fs.cat_file("b/big") == BIG
@@ -158,17 +137,17 @@ def test_what_was_removed_from_the_local_cache_is_read_there(origin, node):
 
 
 def test_a_read_that_may_not_wait_does_not_open_a_file_there(origin, node):
-    origin.put("b/x", noise(1000))
+    data = origin.put("b/x", noise(1000))
     node("a").cat_file("b/x")
     fs = node("b")
     assert fs.info("b/x")["size"] == 1000
     with pytest.raises(BlockingIOError):
         fs._reader.cached("b/x", 0, 10, nowait=True)
-    assert fs.cat_file("b/x", 0, 10) == noise(1000)[:10]
-    assert fs._reader.cached("b/x", 0, 10, nowait=True) == noise(1000)[:10]
+    assert fs.cat_file("b/x", 0, 10) == data[:10]
+    assert fs._reader.cached("b/x", 0, 10, nowait=True) == data[:10]
 
 
-@pytest.mark.usefixtures("anywhere")
+@anywhere
 @pytest.mark.parametrize("is_local_too", [False, True])
 def test_what_is_not_what_the_origin_has_is_used_no_more(cloud, node, shared, is_local_too):
     """Its checksums are right: somebody forged it."""
@@ -177,7 +156,7 @@ def test_what_is_not_what_the_origin_has_is_used_no_more(cloud, node, shared, is
     assert node("a").cat_file(path) == b"right"
     leave()
     [file] = files_in(shared)
-    index = SharedFolder(str(shared), trust="", is_read_only=False).open(f"{GATHERED}/{file.name}").index()
+    index = place_of(shared).open(f"{GATHERED}/{file.name}").index()
     [(piece, _)] = index.pieces
     forged = piece._replace(checksums=(zlib.crc32(b"wrong"),))
     file.write_bytes(b"wrong" + encoded_index(index.identity, index.made_at, [forged], list(index.rows)))
@@ -190,12 +169,11 @@ def test_what_is_not_what_the_origin_has_is_used_no_more(cloud, node, shared, is
     assert fs.cat_file(path) == b"right"
 
 
-@pytest.mark.usefixtures("anywhere")
+@anywhere
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.EMFILE])
 @pytest.mark.parametrize("fails", ["open", "preadv"])
-def test_a_file_that_cannot_be_read_is_asked_of_the_origin(origin, node, monkeypatch, number, fails):
-    data = filled(origin, n=3)
-    read_all(node("a"), data)
+def test_a_file_that_cannot_be_read_is_asked_of_the_origin(node, put_there, monkeypatch, number, fails):
+    data = put_there(n=3)
     fs = node("b")
     for path in data:
         assert fs.cat_file(path, 0, 10) == data[path][:10]
@@ -214,7 +192,7 @@ def test_a_file_that_cannot_be_read_is_asked_of_the_origin(origin, node, monkeyp
         assert file.read() == BIG
 
 
-@pytest.mark.usefixtures("anywhere")
+@anywhere
 @pytest.mark.parametrize("offline", [False, True])
 def test_a_file_that_was_replaced_by_one_with_more_in_it_is_looked_for(
     origin, node, shared, tmp_path, offline
@@ -224,8 +202,7 @@ def test_a_file_that_was_replaced_by_one_with_more_in_it_is_looked_for(
 
     def read(*paths):
         assert [first.cat_file(path) for path in paths] == [data[path] for path in paths]
-        assert first._objects.engine.drain(60)
-        assert first._objects.engine.shared.flush(60)
+        flush(first)
 
     first.find("b")
     read("b/0", "b/1")
@@ -233,6 +210,7 @@ def test_a_file_that_was_replaced_by_one_with_more_in_it_is_looked_for(
     second = fsspec.filesystem("cachedfs", target_protocol="gs", **given)
     assert second.cat_file("b/0") == data["b/0"]
     read("b/2")  # in a file that replaces the one before
+    assert len(files_in(shared)) == 1
     second._objects.engine.cache.close_open()
     second._objects.engine.shared._folder._opened.clear()
     asked(origin)
@@ -240,11 +218,10 @@ def test_a_file_that_was_replaced_by_one_with_more_in_it_is_looked_for(
     assert asked(origin) == []
 
 
-def test_files_that_were_removed_do_not_stay_open(origin, node, shared):
-    data = {f"b/{i}": origin.put(f"b/{i}", noise(8 * MiB, i)) for i in range(3)}
-    node("a").cat(list(data))
+def test_files_that_were_removed_do_not_stay_open(node, put_there, shared):
+    data = put_there(n=1)
     fs = node("b")
-    assert fs.cat(list(data)) == data
+    read_all(fs, data)
     folder = fs._objects.engine.shared._folder
     assert folder._opened
     for path in files_in(shared):
@@ -255,19 +232,18 @@ def test_files_that_were_removed_do_not_stay_open(origin, node, shared):
 
 
 @pytest.mark.parametrize("is_own", [True, False])
-def test_the_file_of_another_user_is_checked_at_each_read(origin, node, shared, is_own):
-    data = origin.put("b/big", BIG)
-    node("a").cat_file("b/big")
+def test_the_file_of_another_user_is_checked_at_each_read(node, put_there, shared, is_own):
+    put_there(n=0)
     fs = node("b")
-    assert fs.cat_file("b/big") == data
+    assert fs.cat_file("b/big") == BIG
     for file in fs._objects.engine.shared._folder._opened.values():
         file.is_own = is_own
     fs._objects.engine.cache.close_open()
-    assert fs.cat_file("b/big", 0, 10) == data[:10]
-    [first] = [each for each in shared.rglob("runs/*/*") if each.name[33:] == "0-800000"]
+    assert fs.cat_file("b/big", 0, 10) == BIG[:10]
+    [first] = shared.rglob("runs/*/*-0-800000")
     with first.open("r+b") as file:
         file.write(b"x")
-    assert (fs.cat_file("b/big", 0, 10) == data[:10]) is not is_own
+    assert (fs.cat_file("b/big", 0, 10) == BIG[:10]) is not is_own
 
 
 def test_reads_of_one_process_in_the_same_part_do_not_wait_for_each_other(origin, node, monkeypatch):
@@ -281,29 +257,9 @@ def test_reads_of_one_process_in_the_same_part_do_not_wait_for_each_other(origin
     assert not waits
 
 
-@pytest.mark.usefixtures("anywhere")
-def test_open_files_and_ranges_come_from_there_too(origin, node):
-    data = filled(origin)
-    read_all(node("a"), data)
-    fs = node("b")
-    asked(origin)
-    with fs.open("b/big") as file:
-        file.seek(9 * MiB - 7)
-        assert file.read(100) == BIG[9 * MiB - 7 : 9 * MiB + 93]
-    assert fs.cat_file("b/big", -5, None) == BIG[-5:]
-    assert fs.cat_ranges(["b/big", "b/d/1/1"], [MiB, 5], [MiB + 9, 10]) == [
-        BIG[MiB : MiB + 9],
-        data["b/d/1/1"][5:10],
-    ]
-    assert asked(origin) == []
-
-
-@pytest.mark.usefixtures("anywhere")
-def test_it_is_complete_enough_for_offline(origin, node):
-    data = filled(origin)
-    read_all(node("a"), data)
-    leave()
-    asked(origin)
+@anywhere
+def test_it_is_complete_enough_for_offline(origin, node, put_there):
+    data = put_there()
     fs = node("b", offline=True)
     read_all(fs, data)
     for path in ("b/other", "b/d/0/other"):  # the listings lack them
@@ -312,7 +268,7 @@ def test_it_is_complete_enough_for_offline(origin, node):
     assert asked(origin) == []
 
 
-@pytest.mark.usefixtures("anywhere")
+@anywhere
 def test_what_is_missing_offline_is_an_error(origin, node):
     origin.put("b/big", BIG)
     node("a").cat_file("b/big", 0, 100)
@@ -322,7 +278,7 @@ def test_what_is_missing_offline_is_an_error(origin, node):
         fs.cat_file("b/big", 19 * MiB, 20 * MiB)
 
 
-@pytest.mark.usefixtures("anywhere")
+@anywhere
 def test_only_what_is_missing_is_asked_of_the_origin(origin, node):
     origin.put("b/big", BIG)
     fs = node("a", read_ahead=0)
@@ -338,28 +294,12 @@ def test_only_what_is_missing_is_asked_of_the_origin(origin, node):
     assert origin.log == []
 
 
-@pytest.mark.parametrize("max_age", [60, 0])
-def test_what_is_older_than_max_age_is_looked_up_and_not_fetched_again(origin, node, clock, shared, max_age):
-    data = filled(origin, n=3)
-    node("a").cat(list(data))
-    leave()
+def test_an_object_that_was_replaced_is_read_in_its_new_version(origin, node, put_there, shared):
+    put_there(n=1)
     for path in files_in(shared):
         os.utime(path, (time.time() - 61, time.time() - 61))
-    asked(origin)
-    fs = node("b", max_age=max_age)
-    assert fs.cat(list(data)) == data
-    assert sorted(asked(origin)) == sorted(("lookup", path) for path in data)
-    assert fs.stats().bytes_fetched == 0
-
-
-def test_an_object_that_was_replaced_is_read_in_its_new_version(origin, node, shared):
-    origin.put("b/k", noise(50_000))
-    node("a").cat_file("b/k")
-    leave()
-    for path in files_in(shared):
-        os.utime(path, (time.time() - 61, time.time() - 61))
-    new = origin.put("b/k", noise(50_000, 2))
-    assert node("b").cat_file("b/k") == new
+    new = origin.put("b/d/0/0", noise(50_000, 2))
+    assert node("b").cat_file("b/d/0/0") == new
 
 
 @pytest.mark.parametrize("writer_s", [-600, 0, 600])
@@ -380,16 +320,12 @@ def test_ages_are_counted_by_the_clock_of_the_folder(origin, node, clock, shared
     assert asked(origin) == [("lookup", "b/k")]
 
 
-def test_nothing_is_fresh_where_the_clock_of_the_folder_cannot_be_asked(origin, node, monkeypatch):
-    data = origin.put("b/k", noise(50_000))
-    node("a").cat_file("b/k")
-    leave()
-    asked(origin)
+def test_nothing_is_fresh_where_the_clock_of_the_folder_cannot_be_asked(origin, node, put_there, monkeypatch):
+    data = put_there(n=1)
     monkeypatch.setattr(SharedFolder, "now", lambda self: None)
-    fs = node("b")
-    assert fs.cat_file("b/k") == data
-    assert asked(origin) == [("lookup", "b/k")]
-    assert node("c", offline=True).cat_file("b/k") == data
+    assert node("b").cat_file("b/d/0/0") == data["b/d/0/0"]
+    assert asked(origin) == [("lookup", "b/d/0/0")]
+    assert node("c", offline=True).cat_file("b/d/0/0") == data["b/d/0/0"]
 
 
 def test_what_was_asked_before_our_own_write_is_not_used(origin, node):
@@ -405,43 +341,10 @@ def test_what_was_asked_before_our_own_write_is_not_used(origin, node):
     assert sorted(fs.find("b")) == ["b/k", "b/l"]
 
 
-def test_many_small_objects_are_few_files(origin, node, shared):
-    data = {f"b/{i:04}": noise(100 * KiB, i) for i in range(400)}
-    for path, content in data.items():
-        origin.put(path, content)
-    assert node("a").cat(list(data)) == data
-    leave()
-    assert len(files_in(shared)) <= sum(map(len, data.values())) // (4 * MiB)
-
-
-def test_a_small_file_is_replaced_by_one_with_more_in_it(origin, node, shared):
-    data = filled(origin, n=10)
-    del data["b/big"]
-    fs = node("a")
-    for path, content in data.items():
-        assert fs.cat_file(path) == content
-        fs._objects.engine.drain(120)
-        assert fs._objects.engine.shared.flush(120)
-    assert len(files_in(shared)) == 1
-    asked(origin)
-    assert node("b").cat(list(data)) == data
-    assert asked(origin) == []
-
-
-def test_small_objects_are_put_there_without_reading_the_local_cache(origin, node, monkeypatch):
-    data = {f"b/{i}": origin.put(f"b/{i}", noise(5000, i)) for i in range(20)}
-    monkeypatch.setattr(shared_writer, "open_block", None)
-    read_all(node("a"), data)
-    leave()
-    asked(origin)
-    read_all(node("b"), data)
-    assert asked(origin) == []
-
-
-def test_blocks_that_were_evicted_before_are_not_shared(origin, node, shared, monkeypatch):
+def test_blocks_that_were_evicted_before_are_not_shared(origin, node, filled, monkeypatch):
     monkeypatch.setattr(shared_writer, "LOOK_S", 600)
     monkeypatch.setattr(gatherer, "IN_MEMORY", 0)
-    data = filled(origin, n=3)
+    data = filled(n=3)
     fs = node("a")
     assert fs.cat(list(data)) == data
     fs._objects.engine.drain(120)
@@ -453,18 +356,17 @@ def test_blocks_that_were_evicted_before_are_not_shared(origin, node, shared, mo
     assert {path for _, path in asked(origin)} == {"b/big", "b/d/1/1"}
 
 
-@pytest.mark.usefixtures("anywhere")
-def test_what_is_put_there_later_is_found(origin, node, monkeypatch, tmp_path, shared):
+@anywhere
+def test_what_is_put_there_later_is_found(origin, node, filled, monkeypatch, tmp_path, shared):
     monkeypatch.setattr(shared_index, "RENEW_S", 0)
-    data = filled(origin, n=4)
+    data = filled(n=4)
     one = node("a")
     options = {"cache_dir": str(tmp_path / "b"), "shared_cache": str(shared)}
     other = CachedFileSystem(target_protocol="gs", **options)
     assert other.cat_file("b/big", 0, 5) == BIG[:5]
     for path in ("b/d/0/0", "b/d/1/1"):
         assert one.cat_file(path) == data[path]
-        one._objects.engine.drain(120)
-        assert one._objects.engine.shared.flush(120)
+        flush(one)
         asked(origin)
         other.exists(f"c/{path}")  # in the background it looks at what is there
         until(other._objects.engine.shared._index._looks[GATHERED].future.done)
@@ -473,24 +375,33 @@ def test_what_is_put_there_later_is_found(origin, node, monkeypatch, tmp_path, s
         assert asked(origin) == []
 
 
+def test_a_forked_child_uses_it_too(origin, node, put_there):
+    data = put_there()
+    fs = node("b")
+    assert fs.cat_file("b/d/0/0") == data["b/d/0/0"]
+    child = os.fork()
+    if not child:
+        is_right = (
+            fs.cat_file("b/big") == BIG and fs._objects.engine.bytes_fetched - fs.stats().bytes_shared <= 0
+        )
+        os._exit(0 if is_right else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert asked(origin) == []
+
+
 # Trouble.
-
-
-def quiet(caplog):
-    """Return the warnings about the shared cache."""
-    return [each.getMessage() for each in caplog.records if each.name == "cachedfs.shared"]
 
 
 @pytest.mark.usefixtures("on_a_network")
 @pytest.mark.parametrize(
     ("is_there", "n_threads"), [(False, 32), (True, 32), (True, 1)], ids=["before", "known", "no thread left"]
 )
-def test_a_folder_that_does_not_answer_is_left_alone(origin, node, monkeypatch, caplog, is_there, n_threads):
+def test_a_folder_that_does_not_answer_is_left_alone(
+    node, filled, put_there, monkeypatch, caplog, is_there, n_threads
+):
     """It stops before it is looked at, or after its content is known."""
     monkeypatch.setattr(shared_cache, "THREADS", n_threads)
-    data = filled(origin, n=12)  # more than MANY wait for a file
-    if is_there:
-        read_all(node("a"), data)
+    data = (put_there if is_there else filled)(n=12)  # more than MANY wait for a file
     fs, answers, calls = node("b"), threading.Event(), []
     if is_there:
         assert fs.cat_file("b/d/0/0") == data["b/d/0/0"]
@@ -500,8 +411,8 @@ def test_a_folder_that_does_not_answer_is_left_alone(origin, node, monkeypatch, 
         answers.wait(120)
         raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
 
-    monkeypatch.setattr(shared_folder.SharedFolder, "answers_s", 0.05)
-    for name in ("names", "open", "write", "now", "check"):
+    monkeypatch.setattr(SharedFolder, "answers_s", 0.05)
+    for name in ("listed", "open", "write", "now", "check"):
         monkeypatch.setattr(SharedFolder, name, hang)
     try:
         assert fs.cat(list(data)) == data
@@ -518,11 +429,18 @@ def test_a_folder_that_does_not_answer_is_left_alone(origin, node, monkeypatch, 
         answers.set()
 
 
-def test_a_folder_that_has_much_to_tell_is_not_left_alone(origin, node, monkeypatch, caplog):
-    """Storing what it says takes longer than an answer may."""
-    data = filled(origin, n=4)
-    read_all(node("a"), data)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_folder_that_has_much_to_tell_is_not_left_alone(
+    origin, node, shared, put_there, monkeypatch, caplog, is_first
+):
+    """Storing what it says takes longer than an answer may, at the first look or at one for a lease."""
+    data = put_there(n=4)
     fs, waits, wait, store = node("b"), [], asyncio.wait, SharedIndex._import
+    if not is_first:
+        place_of(shared).set_node_alone("another")
+        with monkeypatch.context() as earlier:
+            earlier.setattr(SharedFolder, "listed", lambda self, subfolder: [])
+            fs.ls("b/d/0")
 
     def wait_again(*args, **options):
         waits.append(options)
@@ -541,11 +459,9 @@ def test_a_folder_that_has_much_to_tell_is_not_left_alone(origin, node, monkeypa
     assert quiet(caplog) == []
 
 
-def test_it_is_used_again_after_half_a_minute(origin, node, monkeypatch):
-    data = filled(origin, n=4)
-    read_all(node("a"), data)
+def test_it_is_used_again_after_half_a_minute(origin, node, put_there, monkeypatch):
+    data = put_there(n=4)
     fs = node("b")
-    asked(origin)
     fs._objects.engine.shared._folder.leave_alone("a test")
     assert fs.cat_file("b/d/0/0") == data["b/d/0/0"]
     assert asked(origin) == [("read", "b/d/0/0")]
@@ -555,8 +471,8 @@ def test_it_is_used_again_after_half_a_minute(origin, node, monkeypatch):
     assert asked(origin) == []
 
 
-def test_a_process_that_ends_before_all_is_there_says_so(origin, node, monkeypatch, caplog):
-    data, write, answers = filled(origin, n=1), SharedFolder.write, threading.Event()
+def test_a_process_that_ends_before_all_is_there_says_so(node, filled, monkeypatch, caplog):
+    data, write, answers = filled(n=1), SharedFolder.write, threading.Event()
 
     def wait_and_write(*args, **options):
         answers.wait(120)
@@ -568,7 +484,7 @@ def test_a_process_that_ends_before_all_is_there_says_so(origin, node, monkeypat
     assert fs._objects.engine.drain(120)
     monkeypatch.setattr(shared_writer, "STALLED_S", 0.01)
     assert not fs._objects.engine.shared.finish()
-    monkeypatch.setattr(shared_folder.SharedFolder, "answers_s", 0.05)
+    monkeypatch.setattr(SharedFolder, "answers_s", 0.05)
     forget()
     answers.set()
     assert ["ends before all" in message for message in quiet(caplog)] == [True]
@@ -603,23 +519,13 @@ def cut_off(path):
     os.truncate(path, path.stat().st_size - 100)
 
 
-def replaced_by_another(path):
-    (other,) = [
-        each for each in path.parent.parent.parent.rglob("runs/*/*") if each.name[33:] == "800000-1000000"
-    ]
-    path.unlink()
-    os.link(other, path)
-
-
-@pytest.mark.usefixtures("anywhere")
+@anywhere
 @pytest.mark.parametrize(
     "damage",
     [replaced_by_a_link, replaced_by_a_pipe, replaced_by_a_folder, changed, emptied, cut_off, os.unlink],
 )
-def test_a_file_that_is_not_what_it_should_be_is_a_miss(origin, node, shared, caplog, damage):
-    data = filled(origin)
-    read_all(node("a"), data)
-    leave()
+def test_a_file_that_is_not_what_it_should_be_is_a_miss(node, put_there, shared, caplog, damage):
+    data = put_there()
     for path in files_in(shared):
         damage(path)
     fs = node("b")
@@ -628,27 +534,24 @@ def test_a_file_that_is_not_what_it_should_be_is_a_miss(origin, node, shared, ca
     assert (quiet(caplog) == []) is (damage is os.unlink)
 
 
-@pytest.mark.usefixtures("anywhere")
-def test_a_file_with_another_piece_than_its_name_says_is_a_miss(origin, node, shared, caplog):
-    data = filled(origin, n=1)
-    read_all(node("a"), data)
-    leave()
-    [first] = [each for each in shared.rglob("runs/*/*") if each.name[33:] == "0-800000"]
-    replaced_by_another(first)
+@anywhere
+def test_a_file_with_another_piece_than_its_name_says_is_a_miss(node, put_there, shared, caplog):
+    data = put_there(n=1)
+    [first], [other] = shared.rglob("runs/*/*-0-800000"), shared.rglob("runs/*/*-800000-1000000")
+    first.unlink()
+    os.link(other, first)
     fs = node("b")
     read_all(fs, data)
     assert "not what its name says" in quiet(caplog)[0]
-    leave()
     fs = node("c")  # the node that found it has put a right one there
     read_all(fs, data)
     assert len(quiet(caplog)) == 1
     assert fs.stats().bytes_fetched == 0
 
 
-@pytest.mark.usefixtures("anywhere")
-def test_a_file_that_vanishes_is_a_miss(origin, node, shared):
-    data = filled(origin)
-    read_all(node("a"), data)
+@anywhere
+def test_a_file_that_vanishes_is_a_miss(node, put_there, shared):
+    data = put_there()
     fs = node("b")
     assert fs.cat_file("b/d/0/0") == data["b/d/0/0"]
     for path in files_in(shared):
@@ -656,8 +559,8 @@ def test_a_file_that_vanishes_is_a_miss(origin, node, shared):
     read_all(fs, data)
 
 
-def test_a_full_disk_only_stops_the_filling(origin, node, shared, monkeypatch, caplog):
-    data = filled(origin)
+def test_a_full_disk_only_stops_the_filling(node, filled, shared, monkeypatch, caplog):
+    data = filled()
 
     def full(fd, buffers, offset):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -671,41 +574,35 @@ def test_a_full_disk_only_stops_the_filling(origin, node, shared, monkeypatch, c
     read_all(node("b"), data)
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])  # as after `mount -o remount,ro`
-def test_a_folder_that_can_only_be_read_is_read(origin, node, shared, monkeypatch, caplog, number):
-    data = filled(origin)
-    read_all(node("a"), data)
-    leave()
-    files = files_in(shared)
+@pytest.fixture
+def only_reads(origin, node, put_there, shared):
+    """Return a function that reads what is there, and lets nothing new come there."""
+    data = put_there()
 
+    def read(fs):
+        files = files_in(shared)
+        read_all(fs, data)
+        assert asked(origin) == []
+        origin.put("c/new", noise(50_000, 9))
+        fs.cat_file("c/new")
+        leave()
+        assert files_in(shared) == files
+
+    return read
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])  # as after `mount -o remount,ro`
+def test_a_folder_that_can_only_be_read_is_read(only_reads, node, monkeypatch, caplog, number):
     def refuse(*args):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(SharedFolder, "_temp", refuse)
-    asked(origin)
-    fs = node("b")
-    read_all(fs, data)
-    assert asked(origin) == []
-    origin.put("c/new", noise(50_000, 9))
-    fs.cat_file("c/new")
-    leave()
-    assert files_in(shared) == files
+    only_reads(node("b"))
     assert quiet(caplog) == []
 
 
-def test_a_second_cache_directory_is_a_shared_cache_that_is_only_read(origin, node, shared, tmp_path):
-    data = filled(origin)
-    read_all(node("a"), data)
-    leave()
-    files = files_in(shared)
-    asked(origin)
-    fs = node("b", cache_dir=[str(tmp_path / "b"), str(shared)], shared_cache=None)
-    read_all(fs, data)
-    assert asked(origin) == []
-    origin.put("c/new", noise(50_000, 9))
-    fs.cat_file("c/new")
-    leave()
-    assert files_in(shared) == files
+def test_a_second_cache_directory_is_a_shared_cache_that_is_only_read(only_reads, node, shared, tmp_path):
+    only_reads(node("b", cache_dir=[str(tmp_path / "b"), str(shared)], shared_cache=None))
 
 
 @pytest.mark.parametrize(
@@ -717,11 +614,9 @@ def test_a_second_cache_directory_is_a_shared_cache_that_is_only_read(origin, no
         (lambda shared: (shared.mkdir(), (shared / "cachedfs-shared-1").symlink_to(".")), "is not a folder"),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_named_once(origin, node, shared, caplog, make, reason):
-    data = filled(origin, n=4)
+def test_a_folder_that_cannot_be_used_is_named_once(node, filled, shared, caplog, make, reason):
     make(shared)
-    fs = node("a")
-    read_all(fs, data)
+    read_all(node("a"), filled(n=4))
     leave()
     [message] = quiet(caplog)
     assert str(shared) in message
@@ -729,77 +624,29 @@ def test_a_folder_that_cannot_be_used_is_named_once(origin, node, shared, caplog
     assert files_in(shared) == []
 
 
-def test_a_misspelled_folder_is_named_once(origin, node, tmp_path, caplog):
-    data = filled(origin, n=4)
-    read_all(node("a", shared_cache=str(tmp_path / "sharde" / "folder")), data)
-    leave()
-    [message] = quiet(caplog)
-    assert "sharde/folder" in message
-    assert not (tmp_path / "sharde").exists()
-
-
-def test_who_trusts_anyone_uses_a_folder_that_all_may_write(origin, node, shared):
-    data = filled(origin, n=4)
+def test_who_trusts_anyone_uses_a_folder_that_all_may_write(origin, node, put_there, shared):
     shared.mkdir()
     shared.chmod(0o1777)
-    read_all(node("a", shared_cache_trust="anyone"), data)
-    leave()
-    asked(origin)
-    read_all(node("b", shared_cache_trust="anyone"), data)
+    read_all(node("b", shared_cache_trust="anyone"), put_there(n=4, shared_cache_trust="anyone"))
     assert asked(origin) == []
 
 
-@pytest.mark.parametrize(
-    ("mode", "of_files"), [(0o700, 0o600), (0o750, 0o640), (0o755, 0o644), (0o2770, 0o660), (0o2775, 0o664)]
-)
-def test_files_have_the_mode_of_the_folder(origin, node, shared, mode, of_files):
+@pytest.mark.parametrize(("mode", "of_files"), [(0o700, 0o600), (0o755, 0o644), (0o2770, 0o660)])
+def test_files_have_the_mode_of_the_folder(put_there, shared, mode, of_files):
     shared.mkdir()
     shared.chmod(mode)
     before = os.umask(0o077)
     try:
-        read_all(node("a"), filled(origin, n=4))
-        leave()
+        put_there(n=4)
     finally:
         os.umask(before)
     for path in shared.rglob("*"):
         assert path.stat().st_mode & 0o7777 == (mode if path.is_dir() else of_files), path
 
 
-SHORT = """
-    import sys, fsspec
-    fs = fsspec.filesystem("cgs", shared_cache=sys.argv[1])
-    print(len(fs.cat_file(sys.argv[2])), fs.stats().requests)
-"""
-
-
-def test_a_process_that_ends_shares_what_it_has_read(cloud, tmp_path, shared):
-    cloud.put("x", noise(50_000))
-    outputs = []
-    for name in ("a", "b"):
-        cloud.cache_dir = tmp_path / name
-        outputs.append(cloud.python(SHORT, str(shared), cloud.path("x")))
-    assert outputs == ["50000 1\n", "50000 0\n"]
-
-
-def test_a_forked_child_uses_it_too(origin, node):
-    data = filled(origin)
-    read_all(node("a"), data)
-    fs = node("b")
-    asked(origin)
-    assert fs.cat_file("b/d/0/0") == data["b/d/0/0"]
-    child = os.fork()
-    if not child:
-        is_right = (
-            fs.cat_file("b/big") == BIG and fs._objects.engine.bytes_fetched - fs.stats().bytes_shared <= 0
-        )
-        os._exit(0 if is_right else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert asked(origin) == []
-
-
 def test_metadata_of_what_is_another_thing_on_each_machine_is_not_used(origin, node, shared, caplog):
     rows = [["object", "/etc/hostname", 1.5, '["file",1,"x",null,{}]']]
-    folder = SharedFolder(str(shared), trust="group", is_read_only=False)
+    folder = place_of(shared)
     folder.check()
     folder.write("gathered/" + "0a" * 16, [], lambda: encoded_index("file||-", 1.5, [], rows))
     fs = node("a")

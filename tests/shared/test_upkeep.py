@@ -7,16 +7,15 @@ import time
 
 import pytest
 
-from cachedfs.shared.shared_folder import SharedFolder
 from cachedfs.shared.shared_store import BASE
 from tests.cli.helpers import json_of, run
-from tests.shared.conftest import leave
+from tests.shared.conftest import leave, place_of
 from tests.support import MiB, noise
 
 DAY_S = 86400
 
 
-def filled(origin, fs, n=5):
+def large(origin, fs, n=5):
     """Put and read objects of 5 MiB, which get a file each; return them by path."""
     data = {f"b/{i}": origin.put(f"b/{i}", noise(5 * MiB, i)) for i in range(n)}
     assert fs.cat(list(data)) == data
@@ -34,7 +33,7 @@ def used(path, days):
 
 
 def test_what_was_not_used_for_longest_is_removed(origin, node, shared):
-    data = filled(origin, node("a"))
+    data = large(origin, node("a"))
     runs = runs_in(shared)
     for number, path in enumerate(runs):
         used(path, days=number + 2)
@@ -58,7 +57,7 @@ def test_what_was_not_used_for_longest_is_removed(origin, node, shared):
 
 
 def test_the_use_of_a_file_is_noted_once_a_day(origin, node, shared):
-    data = filled(origin, node("a"))
+    data = large(origin, node("a"))
     for path in runs_in(shared):
         used(path, days=3)
     times = {path: path.stat().st_mtime_ns for path in runs_in(shared)}
@@ -70,7 +69,7 @@ def test_the_use_of_a_file_is_noted_once_a_day(origin, node, shared):
 
 
 def test_who_fills_it_keeps_it_within_its_size(origin, node, shared):
-    filled(origin, node("a"), n=8)
+    large(origin, node("a"), n=8)
     origin.put("b/large", noise(6 * MiB, 9))
     fs = node("b", shared_cache_size="55MiB")
     fs.cat_file("b/large")  # more than a tenth
@@ -84,14 +83,6 @@ def test_who_fills_it_keeps_it_within_its_size(origin, node, shared):
     assert sum(path.stat().st_size for path in shared.rglob("*") if path.is_file()) <= 20 * MiB
 
 
-def test_a_folder_is_made_for_a_group(tmp_path, shared):
-    group = grp.getgrgid(os.getgid()).gr_name
-    run("share", "init", str(shared), "--group", group)
-    status = shared.stat()
-    assert (stat.S_IMODE(status.st_mode), status.st_gid) == (0o2770, os.getgid())
-    assert "0 files" in run("share", "stats", str(shared)).stdout
-
-
 def test_a_shared_cache_that_one_user_filled_is_given_to_the_group(origin, node, shared):
     origin.put("b/large", noise(8 * MiB))
     node("a").cat_file("b/large")
@@ -101,7 +92,10 @@ def test_a_shared_cache_that_one_user_filled_is_given_to_the_group(origin, node,
         for name in names:
             os.chmod(f"{folder}/{name}", 0o644)
     os.symlink("/dev/null", shared / BASE / "link")
-    run("share", "init", str(shared), "--group", grp.getgrgid(os.getgid()).gr_name)
+    for folder in (shared, shared.with_name("new")):
+        run("share", "init", str(folder), "--group", grp.getgrgid(os.getgid()).gr_name)
+    assert stat.S_IMODE(shared.with_name("new").stat().st_mode) == 0o2770
+    assert shared.stat().st_gid == os.getgid()
     modes = {path.is_dir(): stat.S_IMODE(path.stat().st_mode) for path in [shared, *shared.rglob("[!l]*")]}
     assert modes == {True: 0o2770, False: 0o660}
     assert stat.S_IMODE(os.stat("/dev/null").st_mode) != 0o660
@@ -126,7 +120,7 @@ def test_mistakes_are_named(arguments, status, text):
 
 
 def test_a_folder_that_cannot_be_made_is_named_with_what_to_do(tmp_path, monkeypatch):
-    folder = SharedFolder(str(tmp_path / "missing" / "shared"), trust="group", is_read_only=False)
+    folder = place_of(tmp_path / "missing" / "shared")
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*missing: make it"):
         folder.check()
 
