@@ -30,7 +30,6 @@ class FakeOrigin(Origin):
         self.has_sizes = True
         self.gate: asyncio.Event | None = None  # bodies wait for it; created on the loop
         self.spare_in_s = 0.0
-        self.concurrency = 16
         self.open_bodies = self.most_bodies = 0
         self.on_request = lambda: None
         self._versions = itertools.count(1)

@@ -94,3 +94,15 @@ async def test_a_holder_has_heartbeats_as_long_as_it_holds_the_lock(cache, monke
             await asyncio.sleep(0)
     assert not [task for task in asyncio.all_tasks() - {asyncio.current_task()} if not task.cancelling()]
     assert cache.locks.take(LOCK)
+
+
+async def test_a_canceled_caller_leaves_nothing(cache, monkeypatch):
+    locks = PathLocks(cache)
+    assert cache.locks.take(LOCK)
+    waiting = asyncio.create_task(locks.held(*PATH).__aenter__())
+    await asyncio.sleep(0)
+    assert locks._seen
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not locks._seen

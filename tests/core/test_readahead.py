@@ -173,6 +173,22 @@ def test_reading_only_the_first_bytes_fetches_at_most_two_blocks(fs, origin):
     assert len(requested(origin)) == 1
 
 
+def test_open_files_of_one_object_are_each_read_ahead(fs, origin):
+    n, n_files = 96, 5
+    data = put(fs, origin, n * n_files)
+    files = [fs.open("b/k") for _ in range(n_files)]
+    for number, file in enumerate(files):
+        file.seek(number * n * BLOCK)
+    for at in range(0, n * BLOCK, 4 * BLOCK):
+        for number, file in enumerate(files):
+            start = number * n * BLOCK + at
+            assert file.read(4 * BLOCK) == data[start : start + 4 * BLOCK]
+    assert block_received(fs) == len(data), "no byte twice"
+    assert len(requested(origin)) <= 1.3 * n * n_files / 8 + 4 * n_files
+    for file in files:
+        file.close()
+
+
 @pytest.mark.parametrize("is_known", [False, True])
 def test_the_first_pass_over_a_file_has_no_hits_and_the_second_one_only_hits(fs, origin, is_known):
     data = put(fs, origin, 96) if is_known else origin.put("b/k", noise(96 * BLOCK))

@@ -115,10 +115,11 @@ async def test_inferred_requests_go_before_declared_ones(queue):
     assert queue.sent == ["d0", "d1", "i0"]
 
 
-async def test_withdrawn_requests_are_not_sent(queue):
+async def test_canceled_and_wanted_requests_are_not_sent(queue):
     keep: list[Download] = []  # owners need not be hashable
     for name in "abc":
         queue.candidate(name, owner=keep)
+    queue.candidate("its reader came first", is_wanted=lambda: True)
     queue.candidate("d")
     queue.ahead.cancel(keep)
     queue.receive("a")
