@@ -261,18 +261,15 @@ class Downloads:
                 if engine.store_queue.queued_bytes > engine.max_queued // 2:
                     await engine.wait_for_space(download)
         if download.is_speculative and answer is None and download.filled == download.stop:
-            self._record_timing(download, path, reply, sent_at, began)
+            self._record_timing(download, path, sent_at, began)
 
-    def _record_timing(
-        self, download: Download, path: str, reply: Reply, sent_at: float, began: float
-    ) -> None:
+    def _record_timing(self, download: Download, path: str, sent_at: float, began: float) -> None:
         """Record how fast the origin answered a speculative request: others may have been paused, or waited for a slot."""
-        if not isinstance(reply, SharedReply):
+        if not download.is_shared:
+            size, took_s = download.stop - download.start, time.monotonic() - began
+            origin = self.objects.origin(path)
             self.objects.engine.speculation.record_timing(
-                self.objects.origin(path),
-                wait_s=began - sent_at,
-                size=download.stop - download.start,
-                took_s=time.monotonic() - began,
+                origin, wait_s=began - sent_at, size=size, took_s=took_s
             )
 
     def _read_shared(

@@ -42,17 +42,13 @@ async def answer_of(
         finally:
             if token is not None:
                 has_stale_answer.reset(token)
-    _warn_once_of_stale(objects, path, reason)
-    return old
-
-
-def _warn_once_of_stale(objects: Objects, path: str, reason: str) -> None:
     if not objects.has_warned_of_stale:
         objects.has_warned_of_stale = True
         reason = reason or f"{objects.url(path)}: the origin could not be reached a moment ago"
         logger.warning(
             "%s; serving the versions known to the cache (stale_if_error=False forbids it)", reason
         )
+    return old
 
 
 def can_stand(objects: Objects, old: Entry) -> bool:

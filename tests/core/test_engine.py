@@ -30,6 +30,10 @@ def call(request, engine):
     return lambda coroutine: asyncio.run(engine.await_on_loop(coroutine))
 
 
+async def never():
+    raise AssertionError
+
+
 def test_a_coroutine_runs_on_the_loop_of_the_engine_in_the_context_of_its_caller(engine, call):
     async def seen():
         return asyncio.get_running_loop() is engine.loop, variable.get()
@@ -85,9 +89,6 @@ def test_a_cancelled_call_is_cancelled_there(engine):
 def test_a_call_that_is_cancelled_before_it_begins_leaves_nothing_behind(engine):
     may_go_on = threading.Event()
 
-    async def never():
-        raise AssertionError
-
     async def main():
         engine.loop.call_soon_threadsafe(may_go_on.wait, 60)
         coroutine = never()
@@ -125,9 +126,6 @@ def test_reads_that_run_while_the_engine_is_closed_end_with_an_error(engine, cal
 
 
 def test_a_call_to_an_engine_that_is_closed_fails_and_leaves_no_coroutine_behind(engine, call):
-    async def never():
-        raise AssertionError
-
     engine.run(asyncio.sleep(0))
     engine.close()
     coroutine = never()
@@ -137,9 +135,6 @@ def test_a_call_to_an_engine_that_is_closed_fails_and_leaves_no_coroutine_behind
 
 
 def test_a_thread_that_cannot_start_is_an_error_and_leaves_no_coroutine_behind(engine, call, monkeypatch):
-    async def never():
-        raise AssertionError
-
     def fail(thread):
         raise RuntimeError("can't start new thread")
 

@@ -41,6 +41,15 @@ class Cloud:
             self.clock(61)
             self.fs.exists(path)
 
+    def state_old_times(self):
+        """Let the origin state that all objects were modified long ago."""
+        info_of, long_ago = self.origin._info, datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+        self.origin._info = lambda path: dataclasses.replace(info_of(path), details={"mtime": long_ago})
+
+    def do(self, steps):
+        for method, *paths in steps:
+            getattr(self, method)(*paths)
+
     def close(self, way, monkeypatch):
         """Return a filesystem over the same cache, for which the origin cannot be asked."""
         self.clock(1000)
@@ -60,78 +69,50 @@ def far(origin, clock):
     return far
 
 
-def modified_before(far):
-    """Let the origin state that all objects were modified long ago."""
-    info_of, long_ago = far.origin._info, datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-    far.origin._info = lambda path: dataclasses.replace(info_of(path), details={"mtime": long_ago})
-
-
-def nothing(far):
-    pass
-
-
+# What is done in turn before the origin cannot be asked.
 ABSENT = {
-    "a listing": lambda far: far.find("b/d"),
-    "a listing and the same version again": lambda far: (far.find("b/d"), far.read("b/d/meta")),
-    "a listing and a 404": lambda far: (far.find("b/d"), far.read("b/d/sub/missing")),
-    "a listing after a new version": lambda far: (
-        far.find("b/d"),
-        far.put("b/d/meta"),
-        far.read("b/d/meta"),
-        far.find("b/d"),
-    ),
-    "a listing and new objects below and elsewhere": lambda far: (
-        far.find("b/d"),
-        far.put("b/d/sub/deep/y", "b/e/meta"),
-        far.read("b/d/sub/deep/y", "b/e/meta"),
-    ),
-    "a listing and an older object that was not read before": lambda far: (
-        modified_before(far),
-        far.list("b/d/sub"),
-        far.read("b/d/meta"),
-    ),
+    "a listing": [("find", "b/d")],
+    "a listing and the same version again": [("find", "b/d"), ("read", "b/d/meta")],
+    "a listing and a 404": [("find", "b/d"), ("read", "b/d/sub/missing")],
+    "a listing after a new version": [
+        ("find", "b/d"),
+        ("put", "b/d/meta"),
+        ("read", "b/d/meta"),
+        ("find", "b/d"),
+    ],
+    "a listing and new objects below and elsewhere": [
+        ("find", "b/d"),
+        ("put", "b/d/sub/deep/y", "b/e/meta"),
+        ("read", "b/d/sub/deep/y", "b/e/meta"),
+    ],
+    "a listing and an older object that was not read before": [
+        ("state_old_times",),
+        ("list", "b/d/sub"),
+        ("read", "b/d/meta"),
+    ],
 }
 UNKNOWN = {
-    "nothing": nothing,
-    "a 404": lambda far: far.read("b/d/sub/missing"),
-    "a listing and a new version beside": lambda far: (
-        far.find("b/d"),
-        far.put("b/d/sub/x"),
-        far.read("b/d/sub/x"),
-    ),
-    "a listing and a new object beside": lambda far: (
-        far.find("b/d"),
-        far.put("b/d/sub/y"),
-        far.read("b/d/sub/y"),
-    ),
-    "a listing and a new version above": lambda far: (
-        far.find("b/d"),
-        far.put("b/d/meta"),
-        far.read("b/d/meta"),
-    ),
-    "a listing and a new version in a listing above": lambda far: (
-        far.find("b/d"),
-        far.put("b/d/meta"),
-        far.list("b/d"),
-    ),
-    "a listing and an object that was not read before": lambda far: (
-        far.list("b/d/sub"),
-        far.read("b/d/meta"),
-    ),
+    "nothing": [],
+    "a 404": [("read", "b/d/sub/missing")],
+    "a listing and a new version beside": [("find", "b/d"), ("put", "b/d/sub/x"), ("read", "b/d/sub/x")],
+    "a listing and a new object beside": [("find", "b/d"), ("put", "b/d/sub/y"), ("read", "b/d/sub/y")],
+    "a listing and a new version above": [("find", "b/d"), ("put", "b/d/meta"), ("read", "b/d/meta")],
+    "a listing and a new version in a listing above": [("find", "b/d"), ("put", "b/d/meta"), ("list", "b/d")],
+    "a listing and an object that was not read before": [("list", "b/d/sub"), ("read", "b/d/meta")],
 }
 
 
 @pytest.mark.parametrize("way", ["offline", "outage"])
 @pytest.mark.parametrize("known", ABSENT)
 def test_a_listing_proves_an_absence_while_nothing_beside_or_above_is_newer(far, way, known, monkeypatch):
-    ABSENT[known](far)
+    far.do(ABSENT[known])
     assert far.close(way, monkeypatch).exists("b/d/sub/missing") is False
 
 
 @pytest.mark.parametrize("way", ["offline", "outage"])
 @pytest.mark.parametrize("known", UNKNOWN)
 def test_an_absence_that_is_not_proven_is_an_error(far, way, known, monkeypatch):
-    UNKNOWN[known](far)
+    far.do(UNKNOWN[known])
     closed = far.close(way, monkeypatch)
     for read in (closed.exists, closed.cat_file, closed.open):
         with pytest.raises(OriginUnavailable):

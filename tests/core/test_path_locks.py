@@ -54,19 +54,31 @@ async def test_a_long_change_by_a_running_process_is_waited_for_with_one_warning
     ]
 
 
-async def test_a_stopped_holder_is_an_error_and_later_callers_get_it_at_once(cache, time, monkeypatch):
+@pytest.mark.parametrize(
+    ("pid", "named", "remedy"),
+    [
+        (4711, "process 4711", "Continue it (kill -CONT 4711) or end it, then try again"),
+        (
+            None,
+            "a process that cannot be seen from here, as one of another container",
+            "Continue it or end it, then try again",
+        ),
+    ],
+)
+async def test_a_stopped_holder_is_an_error_and_later_callers_get_it_at_once(
+    cache, time, monkeypatch, caplog, pid, named, remedy
+):
     locks = PathLocks(cache)
     assert cache.locks.take(LOCK)
-    monkeypatch.setattr(cache.locks, "holder", lambda lock: 4711)
+    monkeypatch.setattr(cache.locks, "holder", lambda lock: pid)
     for _ in range(3):
         with pytest.raises(CachedFSError) as caught:
             async with locks.held(*PATH):
                 pass
         assert 600 <= time.now < 600.1
-    assert str(caught.value) == (
-        "drive://d/a: process 4711 is changing it, and has not run for 10 minutes: it may be stopped. Continue it "
-        "(kill -CONT 4711) or end it, then try again"
-    )
+    reason = "is changing it, and has not run for 10 minutes: it may be stopped"
+    assert str(caught.value) == f"drive://d/a: {named} {reason}. {remedy}"
+    assert f"waiting for {named}, which is changing it" in caplog.text
     beat(cache)  # it continued, and is waited for again
     time.events.append((1000, lambda: cache.locks.release(LOCK)))
     async with locks.held(*PATH):
@@ -94,13 +106,3 @@ async def test_a_canceled_caller_leaves_nothing(cache, monkeypatch):
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert not locks._seen
-
-
-async def test_a_holder_of_another_container_is_waited_for_in_the_same_way(cache, time, monkeypatch, caplog):
-    assert cache.locks.take(LOCK)
-    monkeypatch.setattr(cache.locks, "holder", lambda lock: None)
-    unseen = "a process that cannot be seen from here, as one of another container"
-    with pytest.raises(CachedFSError, match=rf"{unseen} is changing it.*Continue it or end it"):
-        async with PathLocks(cache).held(*PATH):
-            pass
-    assert f"waiting for {unseen}, which is changing it" in caplog.text

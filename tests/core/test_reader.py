@@ -10,7 +10,6 @@ import pytest
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range
 from cachedfs.core.download import ALL, Download, DownloadStopped
-from cachedfs.core.store_queue import LEAST
 from cachedfs.errors import CachedFSError, CacheError, ChecksumMismatch, ObjectChanged
 from cachedfs.origins.base import Reply
 from tests.fakes import gate
@@ -121,19 +120,6 @@ def let_go(monkeypatch):
     return event
 
 
-def test_few_small_objects_wait_to_be_stored_as_each_holds_locks(cloud, let_go):
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs", concurrency=16)
-    data = {cloud.path(str(i)): cloud.put(str(i), noise(1000, i)) for i in range(600)}
-    threads, results = in_threads(1, lambda i: fs.cat(list(data)))
-    engine = fs._objects.engine
-    until(lambda: engine.store_queue.queued_bytes > engine.max_queued)
-    # The requests in flight go on to their ends. Each object has a lock of its block, and one of its lookup.
-    assert len(engine.cache.locks.held()) <= 2 * (engine.max_queued // LEAST + 2 * 16)
-    let_go.set()
-    threads[0].join()
-    assert results == [data]
-
-
 def test_bodies_wait_while_the_disk_is_behind(fs, origin, monkeypatch, let_go):
     monkeypatch.setattr("cachedfs.core.engine.Engine.max_queued", 2 * MiB)
     data = origin.put("b/k", noise(12 * MiB))
@@ -181,11 +167,16 @@ def test_an_object_without_a_fingerprint_can_be_read_on_after_a_pause(fs, origin
             assert file.read(3 * MiB) == data[10 : 10 + 3 * MiB]
 
 
-def test_a_read_succeeds_with_few_requests_when_nothing_can_be_stored(fs, origin, monkeypatch, caplog):
+@pytest.fixture
+def full_disk(monkeypatch):
     def full(self, *args, **kwargs):
         raise CacheError("the disk is full")
 
     monkeypatch.setattr("cachedfs.cache.block_writer.BlockWriter._reserve", full)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_read_succeeds_with_few_requests_when_nothing_can_be_stored(fs, origin):
     data = origin.put("b/k", noise(20 * MiB))
     with fs.open("b/k") as file:
         assert b"".join(iter(lambda: file.read(50 * KiB), b"")) == data
@@ -197,35 +188,8 @@ def test_a_read_succeeds_with_few_requests_when_nothing_can_be_stored(fs, origin
     assert fs.cat_file("b/k") == data
 
 
-@pytest.mark.parametrize("leave", ["close", "seek"])
-def test_readahead_stops_when_the_reader_closes_or_seeks(origin, leave):
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs", read_ahead=64 * MiB)
-    origin.put("b/k", noise(120 * MiB))
-    file = fs.open("b/k")
-    for _ in range(12):
-        file.read(MiB)
-    engine = fs._objects.engine
-    # The next block is cached by readahead, so the closed gate does not block the reads.
-    until(lambda: any(start <= 12 * MiB and 13 * MiB <= stop for start, stop in fs.cached_extent("b/k")))
-    gate(fs, origin, is_open=False)
-    for _ in range(2):
-        file.read(MiB // 2)
-    if leave == "close":
-        file.close()
-    else:
-        gate(fs, origin, is_open=True)
-        file.seek(110 * MiB)
-        file.read(10)
-    gate(fs, origin, is_open=True)
-    until(lambda: not (engine.speculation.queued or engine.speculation._lookups or engine.active_requests))
-    assert fs.stats().bytes_fetched < 100 * MiB
-
-
-def test_memory_for_a_reader_is_bounded_when_nothing_can_be_stored(fs, origin, monkeypatch):
-    def full(self, *args, **kwargs):
-        raise CacheError("the disk is full")
-
-    monkeypatch.setattr("cachedfs.cache.block_writer.BlockWriter._reserve", full)
+@pytest.mark.usefixtures("full_disk")
+def test_memory_for_a_reader_is_bounded_when_nothing_can_be_stored(fs, origin):
     data = origin.put("b/k", noise(80 * MiB))
     with fs.open("b/k") as file:
         for start in (0, 40, 0, 60, 20, 0):

@@ -71,9 +71,8 @@ async def test_the_queue_sends_as_many_requests_as_the_origin_has_slots(queue):
 
 
 async def test_a_request_that_a_reader_waits_for_frees_its_speculative_slot(queue):
-    queue.candidate("a")
-    queue.candidate("b")
-    queue.candidate("c")
+    for name in "abc":
+        queue.candidate(name)
     reader = asyncio.ensure_future(queue.by_block["b"].wait_until(MiB))
     await asyncio.sleep(0)
     queue.ahead.pump()
@@ -110,18 +109,18 @@ async def test_owners_take_turns_and_each_keeps_its_order(queue):
 
 
 async def test_inferred_requests_go_before_declared_ones(queue):
-    queue.candidate("d0", is_declared=True, owner="plan")
-    queue.candidate("d1", is_declared=True, owner="plan")
-    queue.candidate("d2", is_declared=True, owner="plan")
+    for number in range(3):
+        queue.candidate(f"d{number}", is_declared=True, owner="plan")
     queue.candidate("i0")
     queue.receive("d0")
     assert queue.sent == ["d0", "d1", "i0"]
 
 
-async def test_withdrawn_requests_are_not_sent(queue):
+async def test_canceled_and_wanted_requests_are_not_sent(queue):
     keep: list[Download] = []  # owners need not be hashable
     for name in "abc":
         queue.candidate(name, owner=keep)
+    queue.candidate("its reader came first", is_wanted=lambda: True)
     queue.candidate("d")
     queue.ahead.cancel(keep)
     queue.receive("a")
@@ -203,24 +202,16 @@ async def test_a_lookup_uses_a_slot_and_memory_before_its_request_is_sent(queue)
 
 
 async def test_large_bodies_are_limited_by_the_link_and_small_ones_by_slots():
-    queue = SentRequests(concurrency=16)
+    large, small = SentRequests(concurrency=16), SentRequests(concurrency=16)
     for number in range(20):
-        queue.candidate(f"large {number}", size=8 * MiB)
-    assert len(queue.sent) == 6, "four and one more on the link, and what waits for its first byte meanwhile"
-    other = SentRequests(concurrency=16)
-    for number in range(20):
-        other.candidate(f"small {number}", size=64 << 10)
-    assert len(other.sent) == 16
-
-
-async def test_more_large_bodies_are_sent_where_the_link_has_room(queue):
-    queue = SentRequests(concurrency=16)
-    for number in range(16):
-        queue.candidate(f"large {number}", size=8 * MiB)
-    for _ in range(40):
-        queue.ahead.record_timing(queue.origin, wait_s=0.05, size=8 * MiB, took_s=0.14)
-    queue.ahead.pump()
-    assert len(queue.sent) > 6
+        large.candidate(f"large {number}", size=8 * MiB)
+        small.candidate(f"small {number}", size=64 << 10)
+    assert len(small.sent) == 16
+    assert len(large.sent) == 6, "four and one more on the link, and what waits for its first byte meanwhile"
+    for _ in range(40):  # the link has room for more
+        large.ahead.record_timing(large.origin, wait_s=0.05, size=8 * MiB, took_s=0.14)
+    large.ahead.pump()
+    assert len(large.sent) > 6
 
 
 @pytest.mark.parametrize("is_later", [False, True])

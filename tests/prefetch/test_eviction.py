@@ -5,6 +5,7 @@ import random
 import fsspec
 import pytest
 
+from tests.prefetch.test_belady import optimum
 from tests.support import until
 
 BLOCK = 64 << 10
@@ -49,24 +50,9 @@ def with_room_for_half(cloud, **options):
     return fs, path, 2 * n_fit
 
 
-def fewest(order, room):
-    """Return how many blocks a cache of `room` blocks that knows all of the order fetches: by Belady's rule, with bypass."""
-    following, after = [0] * len(order), {}
-    for at in reversed(range(len(order))):
-        following[at] = after.get(order[at], len(order))
-        after[order[at]] = at
-    here, n_misses = {}, 0
-    for block, use in zip(order, following, strict=True):
-        n_misses += block not in here
-        here[block] = use
-        if len(here) > room:
-            del here[max(here, key=here.get)]
-    return n_misses
-
-
 def is_best(order, room, sent, window):
     """Whether so little was sent as can be: at best with all the room, at worst with a window less, for what comes."""
-    return fewest(order, room) <= sent <= fewest(order, room - window)
+    return optimum(order, room) <= sent <= optimum(order, room - window)
 
 
 def test_prefetch_gives_up_what_it_reads_furthest_ahead(cloud):

@@ -98,28 +98,6 @@ def test_malformed_metadata_describes_nothing(document):
         assert arrays_in(name, document) == {}
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-@given(
-    st.sampled_from(
-        ["shape", "chunks", "chunk_grid", "chunk_key_encoding", "data_type", "dtype", "zarr_format"]
-    ),
-    json_values,
-    st.sampled_from([V2, V3]),
-)
-def test_no_value_in_metadata_is_an_error(field, value, document):
-    for name in ("zarr.json", ".zarray", ".zmetadata"):
-        arrays_in(name, json.dumps(document | {field: value}).encode())
-        arrays_in(
-            name, json.dumps({"metadata": {"a/.zarray": document | {field: value}}, field: value}).encode()
-        )
-
-
 @pytest.mark.parametrize(
     ("path", "expected"),
     [

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cachedfs.readahead.runs import MOST_RUNS, ReadHistory, Run, is_rest_worth_it
+from cachedfs.readahead.runs import MOST_RUNS, ReadHistory, Run
 
 B = 1 << 20
 REQUEST, WINDOW = 8, 64  # blocks
@@ -211,14 +211,3 @@ def test_requests_whose_blocks_are_being_read_are_not_canceled():
     assert reader.known >= set(range(200, 300))
     reader.take(200, 300)  # where the other run ended
     assert (reader.n_over, reader.n_waits, len(reader.known)) == (0, 200, n_known)
-
-
-def worth(n_misses, n_missing):
-    return is_rest_worth_it(n_misses, n_missing, per_request=REQUEST)
-
-
-@given(st.integers(0, 500), st.integers(0, 5000))
-def test_the_rest_stays_worth_it_with_more_misses_and_with_less_to_fetch(n_misses, n_missing):
-    if worth(n_misses, n_missing):
-        assert worth(n_misses + 1, n_missing)
-        assert n_missing == 1 or worth(n_misses, n_missing - 1)
