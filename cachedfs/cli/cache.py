@@ -1,4 +1,4 @@
-"""The commands `pin`, `unpin`, `evict` and `verify`: keep, drop and check cached data."""
+"""The commands `pin`, `unpin`, `evict` and `verify`: keep, evict and check cached data."""
 
 from __future__ import annotations
 
@@ -128,9 +128,9 @@ def evict(
     old: Annotated[bool, flag("The caches that earlier releases left, which are not used.", "--old")] = False,
     yes: Annotated[bool, flag("Do not ask.", "--yes", "-y")] = False,
 ) -> None:
-    """Drop what is cached of objects, folders or everything.
+    """Evict what is cached of objects, folders or everything.
 
-    Pinned blocks are dropped too. The origin is neither changed nor contacted.
+    Pinned blocks are evicted too. The origin is neither changed nor contacted.
     """
     if old or from_shared:
         if urls or everything or (old and from_shared):
@@ -140,21 +140,22 @@ def evict(
             remove_old_caches(common)
         else:
             freed = cache_of(common.config_of_existing()).evict(None, from_shared=True)
-            common.show({"freed": freed}, f"{decimal(freed)} freed")
+            nothing = "nothing was copied from a shared cache: one on a local disk is read where it is"
+            common.show({"freed": freed}, f"{decimal(freed)} freed" if freed else nothing)
         return
     locations = cached_locations(urls, everything, common)
     if everything and not yes:
         if not sys.stdin.isatty():
             what = "there is no terminal to ask for confirmation: add --yes"
             raise typer.BadParameter(what, param_hint="--all")
-        typer.confirm("Drop the whole cache?", abort=True, err=True)
+        typer.confirm("Evict the whole cache?", abort=True, err=True)
     with common.progress("looking at the cache"):
         of = {text: evicted(location, common) for text, location in locations.items()}
     show_each(common, "freed", of, lambda n: f"{decimal(n)} freed" if n else "nothing was cached")
 
 
 def evicted(location: Location | None, common: CommonOptions) -> int:
-    """Drop cached blocks at and below what a URL names, or all; return the bytes freed."""
+    """Evict cached blocks at and below what a URL names, or all; return the bytes freed."""
     if location is None:
         return cache_of(common.config()).evict(None)
     return sum(location.fs.evict(path if path.strip("/") else None) for path in location.cached_paths())
@@ -196,11 +197,11 @@ def show_each(common: CommonOptions, name: str, of: dict[str, int], text: Callab
     "cachedfs verify --json -o offline=true gs://my-bucket/data",
 )
 def verify(common: CommonOptions, urls: Urls) -> None:
-    """Check cached objects and folders, and drop what is wrong.
+    """Check cached objects and folders, and remove what is wrong.
 
     Every cached byte is read from the disk and compared with its checksum.
     Completely cached objects are also compared with the checksum of the origin.
-    Dropped blocks are fetched again when they are read. The exit status is 1 if
+    Removed blocks are fetched again when they are read. The exit status is 1 if
     anything was wrong.
     """
 
@@ -210,7 +211,7 @@ def verify(common: CommonOptions, urls: Urls) -> None:
         wrong = [each for each in results if not each.ok]
         common.has_failed |= bool(wrong)
         for each in wrong:
-            common.say(f"{location.url(each.path)}: {counted(len(each.bad), 'block')} dropped: {each.reason}")
+            common.say(f"{location.url(each.path)}: {counted(len(each.bad), 'block')} removed: {each.reason}")
         common.say(f"{location.text}: {summary(results)}")
         values = [each._asdict() for each in results]
         return [{"url": location.url(each.pop("path")), **each} for each in values]
@@ -224,6 +225,6 @@ def summary(results: list[Verified]) -> str:
         return "nothing is cached"
     bad = sum(len(each.bad) for each in results)
     correct = counted(sum(each.blocks for each in results), "block")
-    wrong = f", {bad:,} wrong and dropped" if bad else ""
+    wrong = f", {bad:,} wrong and removed" if bad else ""
     whole = sum(each.whole is True for each in results)
     return f"{correct} of {counted(objects, 'object')} correct{wrong}; {whole:,} complete and equal to the origin's"

@@ -153,10 +153,10 @@ class CacheMethods(ChainedFileSystem):
         return name
 
     def evict(self, path: Any = None) -> int:
-        """Drop the cached blocks of an object, a folder or this whole origin; return the bytes freed.
+        """Evict the cached blocks of an object, a folder or this whole origin; return the bytes freed.
 
-        Without `path`, this drops all blocks of the origin. A folder is matched by name: the origin is not asked for
-        its contents. Pinned blocks are dropped too.
+        Without `path`, this evicts all blocks of the origin. A folder is matched by name: the origin is not asked for
+        its contents. Pinned blocks are evicted too.
         """
         self._objects.engine.drain()
         name = None if path is None else self._strip(path)
@@ -167,7 +167,7 @@ class CacheMethods(ChainedFileSystem):
 
         Returns the results by name. Every cached block of the known version is read from disk in full and checked.
         Where an object is completely cached, its checksum is compared with the one the origin states. Wrong blocks are
-        dropped, so the next read fetches them again.
+        removed, so the next read fetches them again.
 
         One block is in memory at a time. The check does not count as an access, so it does not change what is evicted
         next. `callback` receives the number of bytes read. With `offline`, the known checksums are used.

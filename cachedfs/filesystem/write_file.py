@@ -136,7 +136,7 @@ class WrittenFile(DiscardableFile):
         self._changing(self._inner.commit)
 
     def discard(self) -> None:
-        """Drop the bytes written in a transaction."""
+        """Remove the bytes written in a transaction."""
         self._changing(self._inner.discard)
 
     @contextlib.contextmanager
@@ -162,7 +162,7 @@ class WrittenFile(DiscardableFile):
             ) from error
         finally:
             if "+" in self.mode or "a" in self.mode:
-                # Some filesystems (memory://) keep the fingerprint when a file is edited in place: drop the old blocks.
+                # Some filesystems (memory://) keep the fingerprint when a file is edited in place: evict the old blocks.
                 with contextlib.suppress(CacheError):  # no cache, so no old blocks
                     self.fs.evict(self.path)
             self.fs.invalidate_cache(self.path)

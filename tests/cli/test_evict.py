@@ -42,7 +42,7 @@ def test_evict_all_asks_in_a_terminal_and_drops_nothing_where_nobody_can_be_aske
     run("cat", cloud.url("key", "gs://"))
     forget()
     asked = in_terminal("evict", "--all", typed="n\n")
-    assert "Drop the whole cache?" in asked
+    assert "Evict the whole cache?" in asked
     assert "freed" not in asked
     assert "--yes" in run("evict", "--all", status=2).stderr
     # An empty name is not the default cache.

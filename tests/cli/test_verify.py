@@ -28,9 +28,9 @@ def test_verify_names_what_was_wrong_drops_it_and_fails(cloud):
     forget()
     damage(cloud, "a/two")
     lines = run("verify", url, status=1).stdout.splitlines()
-    dropped = f"{cloud.url('a/two', 'gs://')}: 1 block dropped: damaged on the disk; block 0: "
-    counts = "1 block of 2 objects correct, 1 wrong and dropped; 1 complete and equal to the origin's"
-    assert lines[0].startswith(dropped)
+    removed = f"{cloud.url('a/two', 'gs://')}: 1 block removed: damaged on the disk; block 0: "
+    counts = "1 block of 2 objects correct, 1 wrong and removed; 1 complete and equal to the origin's"
+    assert lines[0].startswith(removed)
     assert lines[1:] == [f"{url}: {counts}"]
     assert " wrong" not in run("verify", url).stdout
 

@@ -148,6 +148,7 @@ def test_what_came_from_a_shared_cache_or_an_import_is_evicted_alone(cloud, shar
     assert json_of("stats", *place)["blocks"] == 3
     assert "alone" in run("evict", "--from-shared", "--all", *place, status=2).stderr
     assert json_of("evict", "--from-shared", *place)["freed"] > 2000
+    assert "read where it is" in run("evict", "--from-shared", *place).stderr
     assert json_of("stats", *place)["blocks"] == 1
     cloud.asked()
     run("cat", cloud.url("own", "gs://"), *place)
