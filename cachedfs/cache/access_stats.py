@@ -285,7 +285,10 @@ def _record(file: SharedSlots, hash64: int, pages: dict[int, bytearray]) -> tupl
 
 
 def age(clock: int, now: int) -> int:
-    """Return how many accesses ago `clock` was, which wraps at 32 bits; 0 if it is newer."""
+    """Return how many accesses ago `clock` was; 0 if another process has written it since `now` was read.
+
+    The clock wraps around at 32 bits.
+    """
     n = now - clock & MASK32
     return n if n < _FUTURE else 0
 
@@ -306,7 +309,10 @@ def _slot(bucket: Sequence[int], tag: int, now: int) -> int:
 
 
 def access_slots(size: int | None) -> int:
-    """Return the number of access records for a cache of `size` bytes: a power of two."""
+    """Return the number of access records for a cache of `size` bytes (None: unknown size).
+
+    It is a power of two, so that a bit mask can replace the modulo operation.
+    """
     if size is None:
         return _DEFAULT_TOUCHES
     wanted = size // _BYTES_A_TOUCH

@@ -151,7 +151,10 @@ class OpenBlock:
             self.close()
 
     def read(self, start: int, stop: int, *, nowait: bool = False, verify: bool = False) -> bytes:
-        """Return bytes `[start, stop)`, clipped. Raises BadBlock, BlockingIOError, OSError."""
+        """Return bytes `[start, stop)` of the block, clipped to its length.
+
+        Raises BadBlock, BlockingIOError, OSError.
+        """
         if stop > self.length:
             stop = self.length
         if start >= stop:

@@ -107,7 +107,10 @@ class BlockReader:
         nowait: bool = False,
         verify: bool = False,
     ) -> int:
-        """Fill `buffer` from offset `start`; return the bytes read, -1 for a miss. See `read`."""
+        """Fill `buffer` from offset `start` of a block; return the number of bytes read, -1 for a miss.
+
+        The options are those of `read`. After a miss the content of the buffer is undefined.
+        """
         block = self.open_blocks.get((key.digest, index)) or self.open(key, index, nowait=nowait)
         if block is None:
             return -1
@@ -140,7 +143,10 @@ class BlockReader:
             raise BadBlock(str(error)) from error
 
     def has(self, key: ObjectKey, index: int, *, only_own: bool = False) -> bool:
-        """Return whether a block has a usable file, unless `only_own` also beside the cache."""
+        """Return whether the file of a block exists and is not unusable, without reading it.
+
+        Unless `only_own`, it may be beside the cache.
+        """
         path = f"{self._own.readable}/blocks/{key.digest[0]}/{key.digest}-{index:x}"
         if os.path.exists(path) and not (self.unusable and self._is_unusable(path)):
             return True

@@ -81,7 +81,10 @@ class BlockStore(BlockWriter):
         return totals.blocks, totals.bytes
 
     def allowance(self, bounds: CacheBounds) -> int | None:
-        """Return how many bytes blocks may use now, None without storage; fix the automatic size."""
+        """Return how many bytes blocks may use under `bounds` now; None if nothing can be stored.
+
+        The first call records the automatic size.
+        """
         if self._own.path is None:
             return None
         with self._writing("the cache limit cannot be determined", bounds):
@@ -127,7 +130,10 @@ class BlockStore(BlockWriter):
         return False
 
     def remove_damaged(self, key: ObjectKey, index: int) -> None:
-        """Remove a damaged block, also for those that have it open. Never raises."""
+        """Remove a damaged block, also for the threads and processes that have it open. Never raises.
+
+        If the index cannot be used, only the file is removed. Without its file the block is a miss.
+        """
         super().remove_damaged(key, index)
         if self._own.path is None:
             return
@@ -170,7 +176,10 @@ class BlockStore(BlockWriter):
     # Local copies
 
     def lease(self, size: int, bounds: CacheBounds, suffix: str = "") -> LocalCopy:
-        """Return a private file of `size` bytes, counted until its `close`; `suffix` ends its name."""
+        """Return a private file of `size` bytes, counted in the cache size until it is closed.
+
+        Its name ends with `suffix`, such as ".csv.gz".
+        """
         copy = LocalCopy(f"{self._own.root}/local-copies", size, suffix, self.locks)
         what = f"a file of {size} bytes cannot be stored"
         try:

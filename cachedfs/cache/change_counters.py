@@ -124,7 +124,10 @@ class ChangeCounters:
         return self.at((_epoch_slot(identity),))
 
     def changed_at(self, identity: str, path: str) -> int:
-        """Return the second of the last change of `path`, or a later one: paths share slots. 0: none."""
+        """Return the second of the last change of `path` by `clock`, rounded down; 0 without one.
+
+        Paths may share a slot, so the result may be too late, but never too early.
+        """
         tables, slots = self.tables, slots_of(identity, path)
         try:
             numbers = [table.read(8, HEADER_SIZE + 8 * slot) for table in tables for slot in slots]

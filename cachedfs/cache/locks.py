@@ -100,7 +100,10 @@ class ByteRangeLocks:
         return not self.works_across_processes
 
     def holder(self, number: int) -> int | None:
-        """Return the id of the process that holds the lock; None if it is free or cannot be seen."""
+        """Return the id of the process that holds the lock.
+
+        None if it is free, or if its holder cannot be seen from here, as in another container.
+        """
         byte, fd = number & _BYTES, _DESCRIPTORS.get(self._name)
         if byte in self.held():
             return os.getpid()

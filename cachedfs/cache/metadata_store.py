@@ -217,7 +217,10 @@ class MetadataStore(FeedStore):
         return ListingRecord(infos, checked_at, counter, self._confirmed(identity, *watch), counters)
 
     def listing_size(self, identity: str, folder: str, *, most: int) -> int | None:
-        """Return the length of the listing of `folder`, of any age, up to `most`; None without one."""
+        """Return the number of children in the listing of `folder`, counted up to `most`; None without a listing.
+
+        The listing may be of any age.
+        """
         at = origin_of(identity), blob_of(folder)
         found = self._own.query(lambda rows: rows.run(_LISTING_SIZE, (most, *at)).fetchone(), None)
         return None if found is None else int(found[0])

@@ -88,7 +88,10 @@ class SharedSlots:
                 raise OSError(errno.ENOSPC, "it was written in part", self.path)
 
     def is_current(self) -> bool:
-        """Return whether others would open this same file; True for memory. Raises OSError."""
+        """Return whether other processes would open this same file; always True for memory.
+
+        Raises OSError if that cannot be checked.
+        """
         if self.is_private or self.path is None:
             return True
         there = disk.state(self.path)

@@ -42,7 +42,10 @@ class PartFile:
     def __init__(
         self, path: str, temporary: str, open_: Callable[[str], Any], mode: int | None, *, is_new: bool
     ) -> None:
-        """Open `temporary`; `is_new`: there may be no other file at `path`. Errors name `path`."""
+        """Open `temporary` with `open_`; `is_new`: there may be no other file at `path` in the end.
+
+        An OSError names `path`, the only one that the user knows.
+        """
         self._path, self._temporary, self._is_new = path, temporary, is_new
         try:
             self._file = open_(temporary)

@@ -97,7 +97,10 @@ def has_crc32c() -> bool:
 
 
 def crc32c_of(data: bytes, before: int = 0) -> int:
-    """Return the CRC-32C of `data` after bytes whose CRC-32C is `before`; see `has_crc32c`."""
+    """Return the CRC-32C of `data` appended to bytes whose CRC-32C is `before`.
+
+    Requires `has_crc32c()`.
+    """
     from google_crc32c import extend
 
     return int(extend(before, data))

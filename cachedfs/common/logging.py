@@ -18,7 +18,10 @@ _NOTHING, _SLOWER, _NOT_STORED = range(3)
 
 
 def public_url(url: str) -> str:
-    """Return a URL without user, password, query and fragment; a bare path as it is."""
+    """Return a URL without user name, password, query and fragment, which may be secret.
+
+    A bare path is returned as is.
+    """
     if "://" not in url:
         return url
     # Not with urlsplit, which rejects invalid host names, such as the first folder inside an archive may look like.

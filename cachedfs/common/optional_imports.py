@@ -24,7 +24,10 @@ def importing() -> Iterator[None]:
 
 
 def preload(names: Iterable[str]) -> None:
-    """Import modules that libraries import lazily, so that forks wait; skip missing ones."""
+    """Import modules that libraries import lazily, so that forks wait for the import.
+
+    Missing modules are skipped.
+    """
     with importing():
         for name in names:
             with contextlib.suppress(ImportError):

@@ -33,7 +33,10 @@ def per_cent(share: float) -> str:
 
 
 def counted(n: int, what: str, plural: str | None = None) -> str:
-    """Format a count with its noun, as "1 batch"; `plural` is not always `what` plus "s"."""
+    """Format a count with its noun: "1 batch", "1,000 batches".
+
+    `plural` is the plural form, if it is not `what` plus "s".
+    """
     return f"{n:,} {what if n == 1 else plural or f'{what}s'}"
 
 
@@ -45,14 +48,20 @@ def columns(values: Sequence[float], n: int) -> list[float]:
 
 
 def bars(values: Sequence[float], n: int) -> str:
-    """Format values as `n` block characters, scaled to the largest; empty if all are 0."""
+    """Format values as a line of `n` block characters, scaled to the largest value.
+
+    The line is empty if all values are 0.
+    """
     shown = columns(values, n)
     most = max(shown, default=0.0)
     return "".join(BLOCKS[min(7, int(8 * value / most))] for value in shown) if most else ""
 
 
 def shown(title: str, sentence: str, rows: Iterable[tuple[str, str]], picture: str = "") -> str:
-    """Format a title, a sentence, a picture and the rows with a second text as HTML."""
+    """Format a title, a sentence and a table as HTML, with `picture` (HTML) above the table.
+
+    Rows whose second text is empty are left out.
+    """
     from html import escape  # imported here, because it is slow to import and most processes show no HTML
 
     align = 'style="text-align:left"'

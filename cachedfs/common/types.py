@@ -53,7 +53,10 @@ class ObjectInfo:
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, hash=False)
 
     def as_info(self) -> dict[str, Any]:
-        """Return the dictionary of fsspec's `info`, which the caller may modify at any depth."""
+        """Return the dictionary of fsspec's `info` and `ls(detail=True)`.
+
+        The caller may modify it, at any depth.
+        """
         size = 0 if self.kind == "directory" and self.size is None else self.size
         details = self.details
         if not _CONTAINERS.isdisjoint(map(type, details.values())):  # rare, and the check takes 0.5 us

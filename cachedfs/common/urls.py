@@ -82,7 +82,10 @@ def folder_of(path: str) -> str:
 
 
 def is_url(name: str) -> bool:
-    """Return whether a path is a complete URL; a key may contain "://" further on."""
+    """Return whether a path is a complete URL, as HTTP paths are.
+
+    A key in a bucket may contain "://" further on.
+    """
     return _SCHEME.match(name) is not None
 
 
@@ -111,12 +114,18 @@ def _hash(text: str) -> str:
 
 
 def is_pattern(path: str) -> bool:
-    """Return whether a path is a glob pattern; in a complete URL, `?` starts the query."""
+    """Return whether a path is a glob pattern.
+
+    In a complete URL, `?` starts the query, as in fsspec's HTTP filesystem.
+    """
     return bool(has_magic(path.replace("?", "") if is_url(path) else path))
 
 
 def before_magic(path: str) -> str:
-    """Return the deepest folder that contains all matches; a path without wildcards as it is."""
+    """Return the deepest folder that contains all matches of a pattern.
+
+    A path without wildcards is returned as is.
+    """
     while is_pattern(path):
         path = path.rpartition("/")[0]
     return path
@@ -177,7 +186,10 @@ _OPEN_TOKENS = frozenset({"anon", "google_default", "cloud", "cache", "browser"}
 
 
 def _is_secret(name: Any, value: Any) -> bool:
-    """Return whether an option may be secret by its name; file names are not."""
+    """Return whether an option may contain a secret, judging by its name.
+
+    File names and modes of sign-in are not secret.
+    """
     if not isinstance(name, str) or value is None or isinstance(value, bool):
         return False
     if name in ("client_json", "google_auth"):

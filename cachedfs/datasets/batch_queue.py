@@ -59,7 +59,10 @@ class BatchQueue:
         self._finalizer = weakref.finalize(self, _stop, self._pools.values(), self._futures, self._pid)
 
     def take(self) -> Made | None:
-        """Return the next batch, or None after the last one. Raises the error that `make` raised."""
+        """Wait for the next batch and return it, with how it was made; None after the last one.
+
+        Raises the error that `make` raised, and RuntimeError in a forked child: the threads run in the parent only.
+        """
         if self._pid != os.getpid():
             raise RuntimeError(
                 "this loop belongs to the parent process; after a fork, start a new loop in the child"

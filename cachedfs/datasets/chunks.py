@@ -177,7 +177,10 @@ os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked child lacks th
 
 
 def in_threads(call: Callable[..., object], given: Sequence[Sequence[Any]]) -> None:
-    """Call `call` with each of these arguments in several threads. Raises the first error last."""
+    """Call `call` with each of these arguments, in this thread and the shared ones.
+
+    Raises the first error after all have ended.
+    """
     n = min(n_cores(), len(given))
 
     def some(start: int) -> None:

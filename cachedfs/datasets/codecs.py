@@ -64,7 +64,10 @@ class ChunkDecoder:
         return self._by_zarr(None).reshape(-1)[0]
 
     def array(self, data: Any) -> Array:
-        """Decode stored bytes; the chunk may be a view of them. Raises the errors of the codecs."""
+        """Decode these stored bytes. The chunk may be a read-only view of them.
+
+        Raises the errors of the codecs, and ValueError if the bytes are not a whole chunk.
+        """
         if self._steps is None:
             return self._by_zarr(data)
         for step in self._steps:

@@ -139,7 +139,10 @@ class EpochReport(Analysis):
 
 
 def report_of(timings: EpochTimings, fetched: FetchCounts | None, *, n: int, n_threads: int) -> EpochReport:
-    """Return the report on one epoch. `fetched`: None if that is not known."""
+    """Return the report on one epoch over `n` samples with `n_threads` batch threads.
+
+    `fetched`: None if the dataset does not read through cachedfs, or does not say so.
+    """
     total = timings.sum
     elapsed_s = total.wait_s + total.compute_s
     if fetched is not None and fetched.bytes_per_s is not None and elapsed_s:

@@ -75,7 +75,10 @@ def natural_key(path: str) -> str:
 
 
 def as_urls(given: URLs) -> tuple[str, list[str] | None]:
-    """Return the first URL, and all URLs if `given` is a list. Raises ValueError, TypeError."""
+    """Return the first URL, and the list of all URLs (None if `given` is a single URL).
+
+    Raises ValueError for an empty list or URLs of several filesystems, and TypeError for anything but URLs.
+    """
     if isinstance(given, str | os.PathLike):
         return os.fspath(given), None
     if isinstance(given, bytes) or not isinstance(given, Iterable):

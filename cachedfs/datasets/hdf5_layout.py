@@ -125,7 +125,10 @@ def unreadable(data: Any) -> str:
 
 
 def _missing_filter(data: Any) -> str:
-    """Return a missing filter of a dataset, or "". Imports installed plugins, also in workers."""
+    """Return the filter of a dataset that cannot be decoded here; "" if none.
+
+    Installed plugins are imported for it, in workers too: a spawned process has none of the modules of its parent.
+    """
     properties = data.id.get_create_plist()
     for number, _, _, name in map(properties.get_filter, range(properties.get_nfilters())):
         for module in PLUGINS:

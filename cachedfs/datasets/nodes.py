@@ -67,7 +67,11 @@ def nodes_of(n_nodes: int | None, node_rank: int | None) -> tuple[int, int | Non
 def ranks_on_nodes(
     ranks: tuple[int, int] | None, nodes: tuple[int, int | None] | None, environment: Mapping[str, str]
 ) -> Ranks:
-    """Return the place of a process; without `nodes`, by the environment of torchrun or SLURM."""
+    """Return the place of the process with these `(rank, world_size)` and `(n_nodes, node_rank)`.
+
+    `nodes`: None for those that the environment of torchrun or SLURM names. `ranks`: None without torch.distributed; then
+    each node is one process. Raises ValueError if the number of nodes is unknown, or does not fit the ranks.
+    """
     if ranks is None:
         n_nodes, node_rank = nodes or (1, None)
         if node_rank is None and n_nodes > 1:
@@ -218,7 +222,10 @@ class NodeOrders:
         return RankDivision(n, self.batch_size, self.ranks.n_local, self.drop_last, self.pad)
 
     def at(self, place: EpochPosition) -> tuple[Order, int]:
-        """Return the order of what this node has left of an epoch, and the length of the longest one."""
+        """Return the order of this node's samples in an epoch, and the length of the longest order of all nodes.
+
+        What was read before on other numbers of nodes is left out.
+        """
         order = left = self.epochs.order(place.epoch)
         for n_nodes, position in place.earlier:
             left = left[_numbers_within(self._nodes(n_nodes)[left]) >= position]

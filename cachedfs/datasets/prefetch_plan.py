@@ -126,7 +126,10 @@ def _items(
     *,
     declares: bool,
 ) -> Iterator[Item]:
-    """Yield what these ranks read, epoch after epoch, each when it is granted, unless it is cached."""
+    """Yield what these ranks read, epoch after epoch, each when it is granted. Runs in the thread of the plan.
+
+    An epoch, or the rest of it, is left out if the samples of it that are checked are all cached.
+    """
     while grants.get():
         order, _ = orders.at(place)
         shares = _uncached(source, order, orders.division(len(order)), ranks, place, left_out, declares)
@@ -145,7 +148,10 @@ def _uncached(
     left_out: dict[int, int],
     declares: bool,
 ) -> Iterator[Order]:
-    """Yield what these ranks read in each step of an epoch, until the rest of it seems cached."""
+    """Yield what these ranks read in each step of an epoch, until the rest of it seems to be cached.
+
+    Note in `left_out` that it is not declared.
+    """
     position, n_unchecked = place.position, 0 if declares else CHECK_AFTER
     for share in division.batches(order, ranks, position):
         if n_unchecked >= CHECK_AFTER:

@@ -116,7 +116,10 @@ class RankDivision:
         return n_whole + (not self.drop_last and len(self._share(rest, rank)) > 0)
 
     def batches(self, order: Order, ranks: range, position: int = 0) -> Iterator[Order]:
-        """Yield the samples that these adjacent ranks get in each step; for one rank, its batches."""
+        """Yield the samples that these adjacent ranks get in each step, in the order of the ranks.
+
+        For a single rank, each yielded array is one batch.
+        """
         while not self.is_over(position):
             n_left = self.n - position
             if n_left >= self.step:

@@ -17,7 +17,10 @@ from cachedfs.errors import without_frames
 
 
 class SkippedFiles:
-    """Errors of left-out files by path, also from DataLoader workers, by a temporary file."""
+    """Errors of left-out files by path.
+
+    DataLoader workers append theirs to a temporary file, which the parent reads.
+    """
 
     def __init__(self, log: str | None = None) -> None:
         self._errors: dict[str, Exception] = {}

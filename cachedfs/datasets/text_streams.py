@@ -27,7 +27,11 @@ def is_compressed(path: str) -> bool:
 
 
 def buffered(path: str, file: Any) -> io.BufferedReader:
-    """Return a reader of an open file, decompressed by its name: all members, or EOFError."""
+    """Return a buffered reader of the content of an open file, decompressed if its name has such a suffix.
+
+    It reads all members or frames in sequence. Reading raises the library's errors for corrupt data, and EOFError for a
+    truncated file.
+    """
     decompressed = _READERS.get(_suffix(path))
     return io.BufferedReader(file if decompressed is None else decompressed(file), _READ)
 
@@ -49,7 +53,10 @@ def _zstd(file: Any) -> Any:
 
 
 class _Frames(io.RawIOBase):
-    """Reader of all zstd frames of a file; zstandard takes a truncated frame for a complete one."""
+    """Reader of all zstd frames of a file.
+
+    zstandard's own reader takes a truncated frame for a complete one.
+    """
 
     def __init__(self, file: Any, begin: Callable[[], Any]) -> None:
         self._file, self._begin = file, begin

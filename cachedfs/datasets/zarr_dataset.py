@@ -161,7 +161,11 @@ class ZarrDataset(Samples):
         return [found[name] for name in self.arrays]
 
     def _kept(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arrays of a sample if none were named, and log what is left out and why."""
+        """Return what a sample has if no arrays were named, and log what is left out.
+
+        That is what all samples share, by the dimensions that xarray writes, and arrays of inner groups of another
+        length than the group's own.
+        """
         dimensions = {
             name: getattr(each, "dimension_names", None)
             or each.attributes.get("_ARRAY_DIMENSIONS")  # Zarr 3, 2

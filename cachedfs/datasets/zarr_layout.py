@@ -216,7 +216,10 @@ def layout_of(path: str, metadata: Any) -> ArrayLayout:
 def _in_shards(
     shard: Place, codecs: Any, settings: Mapping[str, Any]
 ) -> tuple[Place, Any, ShardIndexFormat | None]:
-    """Return the shape and codecs of the chunks in shards, and the index, if its size is known."""
+    """Return the shape and the codecs of the chunks in shards, and the format of the index.
+
+    A shard with a compressed index, whose size is not known, is one chunk for us, which zarr decodes.
+    """
     serializer, *checksums = settings["index_codecs"]
     if serializer["name"] != "bytes" or [codec["name"] for codec in checksums] not in ([], ["crc32c"]):
         return shard, codecs, None

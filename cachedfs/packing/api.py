@@ -329,7 +329,10 @@ def _why_not_empty(url: str, is_begun: bool, *, is_ours: bool) -> str:
 
 
 def _must_be_apart(files: SourceFiles, store: ZarrTarget) -> None:
-    """Raise ValueError if a pack would read its own store, or `overwrite` remove the source."""
+    """Raise ValueError if the target is inside the source or the source is inside the target.
+
+    The store would be packed into itself, or the source would be removed with `overwrite`.
+    """
     if set(protocols_of(files.fs)).isdisjoint(protocols_of(store.fs)):
         return
     folder = str(files.fs._strip_protocol(files.url)).rstrip("/")
@@ -341,7 +344,10 @@ def _must_be_apart(files: SourceFiles, store: ZarrTarget) -> None:
 
 
 def part_size(**given: Any) -> int | None:
-    """Return a size, given by name, in bytes. Raises ValueError unless 1 KiB to 1 GiB, or None."""
+    """Return the bytes of a size argument, given by name; None for None.
+
+    Raises ValueError for anything but a size from 1 KiB to 1 GiB.
+    """
     [(name, value)] = given.items()
     if value is None:
         return None

@@ -60,7 +60,10 @@ class TaskPool:
         return future
 
     def ahead(self, begin: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:
-        """Yield items and the results of `begin`, which is called for a few items ahead."""
+        """Yield items and what `begin` returns for each, after `begin` was called for the next few items.
+
+        Threads read as many as there are cores, since others write.
+        """
         most = self.n_workers if self.is_remote else min(self.n_workers, max(2, n_cores()))
         begun = deque[tuple[T, R]]()
         for item in items:
@@ -94,7 +97,10 @@ class TaskPool:
 
 @contextlib.contextmanager
 def dask_client(client: Any) -> Iterator[Any]:
-    """Return a context manager for a Dask client; `client` may be the address of its scheduler."""
+    """Return a context manager for a Dask client; `client` may be the address of its scheduler.
+
+    Raises ImportError if distributed is not installed.
+    """
     if not isinstance(client, str):
         yield client
         return

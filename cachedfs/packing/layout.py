@@ -47,7 +47,10 @@ def plan_of(
     shard: int | None,
     codec: str | None,
 ) -> StorePlan:
-    """Return the plan, from some samples and the protocol of the target; None: choose here."""
+    """Return the plan for fields, from some samples. `protocol` is that of the target's origin.
+
+    `chunk` and `shard` are sizes in bytes. None for them or for `codec`: choose here.
+    """
     if codec is not None and codec not in CODECS:
         raise ValueError(f"codec={codec!r}: expected one of {', '.join(CODECS)}; None: by measuring samples")
     means = {field.name: _mean(field, sampled) for field in fields}
@@ -90,7 +93,10 @@ def shard_size(protocol: str) -> tuple[int, str]:
 
 
 def small_of(means: Mapping[str, float]) -> set[str]:
-    """Return the smallest fields: together at most `SMALL` of the mean bytes of a sample."""
+    """Return the names of the small fields: together they have at most `SMALL` of a sample's bytes.
+
+    `means` are the mean bytes of each field in a sample. The largest field is never small.
+    """
     found, left = set(), SMALL * sum(means.values())
     for name in sorted(means, key=lambda name: means[name])[:-1]:
         left -= means[name]
@@ -115,7 +121,11 @@ def shares(means: Mapping[str, float], size: int) -> dict[str, int]:
 def grid_of(
     field: Field, mean: float, *, chunk: int | None, shard: int, why: str
 ) -> tuple[tuple[int, ...], tuple[int, ...], str]:
-    """Return the chunk and shard shapes of an array, and the reason. `mean`: bytes of a sample."""
+    """Return the chunk and shard shapes of a field's array, and the reason.
+
+    `mean` is the mean bytes of a sample. `chunk` and `shard` are sizes in bytes; for `chunk`, None chooses one. `why`
+    is the reason for the shard size.
+    """
     size = max(1, field.row_size)
     if size > shard:  # one sample exceeds a shard: cut it along its own first axes, too
         inner, outer = _cut(field, chunk or MOST_CHUNK, shard)

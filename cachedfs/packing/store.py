@@ -83,7 +83,10 @@ class ZarrTarget:
         self.fs.mv(temporary, path)
 
     def begin(self, objects: Mapping[str, bytes], folders: Iterable[str], *, replaces: bool) -> None:
-        """Write the first objects of a store, and create folders at Drive: each takes a second."""
+        """Write the first objects of a store, and create its folders at Drive, where each takes a second.
+
+        `replaces`: remove what is there before.
+        """
         if replaces:
             self._clear()
         for name, data in objects.items():
@@ -193,7 +196,10 @@ class ZarrTarget:
 
 
 def protocols_of(fs: Any) -> list[str]:
-    """Return the protocols of the origin, without creating its filesystem, which fails offline."""
+    """Return the names of the origin's protocol, first the one that the filesystem itself goes by.
+
+    It does not create the origin's filesystem, which fails offline.
+    """
     if isinstance(fs, CachedFileSystem):
         return [fs.target_protocol, *url_names.protocols_of(fs.target_protocol)]
     return [fs.protocol] if isinstance(fs.protocol, str) else [*fs.protocol]

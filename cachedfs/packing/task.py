@@ -96,7 +96,10 @@ class PackTask:
     def write(
         self, wanted: Mapping[str, Sequence[int]], parts: Sequence[range], starts: Mapping[str, Sequence[int]]
     ) -> list[StoredObject]:
-        """Write shards, given by index. `starts`: lengths of the fields before and after each part."""
+        """Write shards of big fields, given by index, from the parts of the source with their samples.
+
+        `starts` has the length of each field before each part, and after the last one.
+        """
         stored: list[StoredObject] = []
 
         def put(name: str, index: int, rows: Array) -> None:

@@ -136,7 +136,10 @@ class CacheIndex:
             rows.seen = None
 
     def look(self) -> None:
-        """Once a second, look again, close surplus connections, and truncate an overgrown log."""
+        """Do what is done once a second: look again, close surplus connections, and truncate an overgrown log.
+
+        Active readers may prevent the last.
+        """
         self.look_again()
         if len(self._idle) > _MOST_IDLE:
             self._close_idle(_MOST_IDLE)

@@ -131,7 +131,10 @@ def hash_of(identity: str, id: str) -> int:
 
 
 def sealed(info: ObjectInfo | None, *beside: object) -> str:
-    """Return `info` as text, after a checksum over it and over the columns `beside`."""
+    """Return `info` (None: absent) as text that starts with a checksum over it and over the other columns `beside`.
+
+    SQLite has no checksums.
+    """
     text = "" if info is None else _encode([*_FIELDS(info), dict(info.details)])
     return f"{zlib.crc32(repr((text, *beside)).encode()):08x}{text}"
 

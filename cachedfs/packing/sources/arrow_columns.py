@@ -87,7 +87,10 @@ def arrow_type(name: str, given: str | None, found: pa.DataType) -> pa.DataType:
 
 
 def unified(schema: pa.Schema, other: pa.Schema, given: Collection[str]) -> pa.Schema:
-    """Return a schema with the names and `given` types of the first, and common other types."""
+    """Return a schema that holds the columns of both, with the names of the first one.
+
+    Columns whose type is `given` keep that of the first schema. Raises ValueError for types that have nothing in common.
+    """
     names = [name for name in schema.names if name in other.names and name not in given]
     try:
         both = [pa.schema([(name, each.field(name).type) for name in names]) for each in (schema, other)]
@@ -100,7 +103,10 @@ def unified(schema: pa.Schema, other: pa.Schema, given: Collection[str]) -> pa.S
 
 
 def cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table in the types of a schema (null: as it is). Raises ValueError for a loss."""
+    """Return the columns of a schema in its types (null: as they are).
+
+    Raises ValueError for a value that would change.
+    """
     if missing := [each.name for each in schema if each.name not in table.column_names]:
         raise ValueError(f"column {missing[0]!r} is not there; columns=[...] says which to pack")
     return pa.table(for_each(schema.names, lambda name: _cast(table[name], schema.field(name).type)))
@@ -153,7 +159,10 @@ def for_each(names: Iterable[str], make: Callable[[str], T]) -> dict[str, T]:
 
 
 def fields_of(schema: pa.Schema, given: Mapping[str, str], names: Sequence[str]) -> tuple[Field, ...]:
-    """Return the fields of the columns, with these names; `given` are the types from the user."""
+    """Return the fields of the columns, with these names; `given` are the types from the user.
+
+    Raises ValueError for invalid array names and for bytes inside JSON.
+    """
     fields = [_field(column.name, column.type, given.get(column.name)) for column in schema]
     for column, field in zip(schema, fields, strict=True):
         if field.means == "json" and holds_bytes(stored_type(column.type)):
@@ -235,7 +244,10 @@ def _values(column: pa.Array, field: Field) -> tuple[Array, Array | None]:
 
 
 def _numbers(column: pa.Array, dtype: str) -> Array:
-    """Return numbers of a type, with NaN for a missing float. Only floats may be rounded."""
+    """Return values as numbers of type `dtype`, with NaN for a missing float. Floats may be rounded.
+
+    Raises ArrowInvalid for a missing integer and for a value that the type cannot hold.
+    """
     type_ = pa.from_numpy_dtype(np.dtype(dtype))
     if _units(column.type) is not None:  # Arrow cannot cast a date to int64
         column = column.cast(_integer(column.type))

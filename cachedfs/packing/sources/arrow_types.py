@@ -9,7 +9,10 @@ import pyarrow as pa
 
 
 def structs_of(schema: pa.Schema) -> frozenset[str]:
-    """Return the names of structs that hold bytes, also nested ones: JSON cannot hold bytes."""
+    """Return the names of the structs that hold bytes, nested ones included, such as `image`.
+
+    They are split into columns (`image.bytes`), because JSON cannot hold bytes.
+    """
     return frozenset(each for column in schema for each in _structs(column.name, stored_type(column.type)))
 
 

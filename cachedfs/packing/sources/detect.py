@@ -64,7 +64,10 @@ def source_of(
     rename: Any = None,
     csv: Any = None,
 ) -> SampleSource:
-    """Return the source of a kind. Raises ValueError for options that it does not support."""
+    """Return the source of a kind.
+
+    Raises ValueError for options that the kind does not support, and ImportError if its library is not installed.
+    """
     if decode is not None and (kind != "files" or decode not in DECODE):
         raise ValueError(
             f"decode={decode!r} of {kind}: only files are decoded, by decode='image' or 'image-raw'"

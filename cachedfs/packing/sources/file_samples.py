@@ -159,7 +159,11 @@ class ImageSource(SampleSource):
 
 
 def _decoded(data: bytes, name: str, *, is_oriented: bool) -> Array:
-    """Return the pixels: (height, width), or (height, width, channels). Raises BadFile."""
+    """Return the pixels of an image: (height, width), or (height, width, channels).
+
+    `is_oriented`: turn the image as its EXIF orientation says, as viewers do. Raises BadFile for data that Pillow
+    cannot decode and for images over `MAX_SAMPLE` bytes.
+    """
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:

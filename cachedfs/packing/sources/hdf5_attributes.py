@@ -72,7 +72,10 @@ def _as_json(value: Any) -> Any:
 
 
 def _fill_value(value: Any, field: Field) -> Any:
-    """Return a `_FillValue` as xarray keeps it in Zarr: floats in base64. Raises ValueError."""
+    """Return a `_FillValue` as xarray keeps it in Zarr: floats in base64.
+
+    Raises ValueError if the field cannot have this value.
+    """
     number, kind = np.asarray(value).item(), np.dtype(field.dtype).kind
     if field.is_ragged or isinstance(number, (str, bytes)) or (kind not in "fc" and int(number) != number):
         raise ValueError(f"{value} is no value of {field}")

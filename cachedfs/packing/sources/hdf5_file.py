@@ -225,7 +225,10 @@ def _with_rows(datasets: dict[str, Any]) -> list[str]:
 
 
 def _field(name: str, data: Any, notes: list[str], *, is_shared: bool = False) -> Field:
-    """Return the field of a dataset, and add notes on what it cannot keep. Raises ValueError."""
+    """Return the field of a dataset, and add notes on what it cannot keep; with all axes of one that samples share.
+
+    Raises ValueError for types that cannot be packed.
+    """
     base, text = h5py.check_vlen_dtype(data.dtype), h5py.check_string_dtype(data.dtype)
     is_list = data.ndim == 1 or (data.ndim == 2 and data.dtype == "S1")  # S1: the characters of texts
     if problem := unreadable(data):

@@ -144,7 +144,10 @@ def _integer_type(name: str, least: int, largest: int) -> pa.DataType:
 
 
 def _objects_of(data: bytes, errors: str = "strict") -> Iterator[dict[str, Any]]:
-    """Yield the object of each line that is not empty. Raises ValueError for other lines."""
+    """Yield the object of each line that is not empty; `errors` is what `bytes.decode` does with invalid UTF-8.
+
+    Raises ValueError for a line that is not a JSON object.
+    """
     for line in filter(None, (line.strip() for line in data.split(b"\n"))):
         try:
             found = json.loads(line.decode(errors=errors))
@@ -160,7 +163,10 @@ def _objects_of(data: bytes, errors: str = "strict") -> Iterator[dict[str, Any]]
 def _texts_of(
     data: bytes, names: Sequence[str], known: set[str] | None, errors: str = "strict"
 ) -> dict[str, list[bytes | None]]:
-    """Return the values of each name as JSON. Raises ValueError for a key not in `known`."""
+    """Return the values of each name as JSON, one for each line; None for null and for a missing key.
+
+    Raises ValueError for a line with a key that is not in `known`. None allows any key.
+    """
     found: dict[str, list[bytes | None]] = {name: [] for name in names}
     for each in _objects_of(data, errors):
         if known is not None and (more := sorted(each.keys() - known)):

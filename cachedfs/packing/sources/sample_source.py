@@ -180,7 +180,10 @@ def names_of(columns: Any, advice: str) -> list[str] | None:
 
 
 def looked_at(numbers: Iterable[int], look: Callable[[int], Looked]) -> Iterator[tuple[int, Looked]]:
-    """Yield the number of each file and what `look` returns. Raises BadFile if all are bad."""
+    """Yield the number of each file and what `look` returns for it, except bad ones.
+
+    If all are bad, it raises the first error.
+    """
     bad: tuple[Any, ...] = ()
     is_any = False
     for number in numbers:
