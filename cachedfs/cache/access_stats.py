@@ -38,7 +38,8 @@ _AGING = 5  # counts are halved every 2**5 windows
 # Further on in the header: the hashes of the last accesses. The one that made the clock n is at place n % _N_LAST.
 _LAST_AT, _N_LAST = 1024, 256
 _RECORD, _BUCKET = struct.Struct("<Q"), struct.Struct("<4Q")
-_PAGE = 4096  # bytes that are read and written at once: the records of consecutive blocks are neighbors
+# Bytes that are read and written at once: the records of eight consecutive blocks. Those of small objects are far apart.
+_PAGE = 256
 
 # Positions in a 64-bit record: clock (32 bits), access count (8), flags (8), tag (16).
 _USES = 0xFFFF  # the access count and the flags
