@@ -7,7 +7,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from fsspec.core import has_magic
@@ -91,8 +91,9 @@ class ZarrTarget:
             self._clear()
         for name, data in objects.items():
             self.put(name, data)
-        for folder in folders if self.protocol == "drive" else ():
-            self.fs.makedirs(self.at(folder), exist_ok=True)
+        if self.protocol == "drive":
+            with ThreadPoolExecutor(AT_ONCE) as threads:
+                list(threads.map(partial(self.fs.makedirs, exist_ok=True), map(self.at, folders)))
 
     def _check_not_interrupted(self) -> None:
         if self.is_interrupted:
