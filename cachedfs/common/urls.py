@@ -26,11 +26,8 @@ _EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "hf": "hf", "driv
 _USER = re.compile(r"(?<=://)(?!-[0-9a-f]{16}@)[^/?#]*@")
 _SIGNED = r"(?i)(?:^|&)(?:sig|[^=&]*(?:signature|token|secret|passw|credential|auth|key|code|session|policy)[^=&]*)="
 SLASH_NAMES = (*GCS_PROTOCOLS, "s3", "s3a")  # protocols where the name of an object may end in a slash
-NAME_PROTOCOLS = (
-    *GCS_PROTOCOLS,
-    "drive",
-    "obstore",
-)  # protocols whose paths are just names joined by slashes
+# Protocols whose paths are just names joined by slashes.
+NAME_PROTOCOLS = (*GCS_PROTOCOLS, "drive", "obstore")
 
 
 def target_of(

@@ -1,4 +1,4 @@
-"""What a process did and what its cache holds, in numbers."""
+"""Statistics of a process: reads, requests, the contents of its cache, and its link to an origin."""
 
 from __future__ import annotations
 

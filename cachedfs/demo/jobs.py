@@ -117,7 +117,7 @@ def read_by_zarr(images: Any, seed: int, part: int) -> list[Any]:
 
 
 class Job(NamedTuple):
-    """What a reader does: `open` a URL, then `read` what that returned, in the order of a seed, or only 1 / part of it."""
+    """One way to read: `open` a URL, then `read` all, or 1 / part, of what that returned, in the order of a seed."""
 
     module: str  # imported before the time is taken
     open: Callable[[str], Any]

@@ -139,12 +139,14 @@ class Belady:
             n, most = 0, self.most_ahead
             room = most - self.ahead
             if is_cached or room >= min(sum(use.size for use in uses), most / QUARTER):
-                while n < len(uses) and uses[n].size <= room and self._ask(uses[n], is_cached, is_cached):
+                while n < len(uses) and uses[n].size <= room:
+                    if not self._ask(uses[n], is_cached=is_cached, is_sure=is_cached):
+                        break
                     room -= uses[n].size
                     n += 1
             least = most / 2 if self.window < math.inf and not is_cached else 1
             if not n and (self.ahead < least or uses[0].position <= self.reader):
-                n = self._ask(uses[0], is_cached, is_sure=True)
+                n = self._ask(uses[0], is_cached=is_cached, is_sure=True)
             return n
 
     def holds(self, use: Use) -> bool:
@@ -152,8 +154,11 @@ class Belady:
         block = self._blocks.get(use.version.hash64(use.block))
         return block is not None and block.is_here and block.n_asked > 0
 
-    def _ask(self, use: Use, is_cached: bool, is_sure: bool) -> bool:
-        """Return whether there is room for a block until it is read, or `is_sure`. If so, its use counts."""
+    def _ask(self, use: Use, *, is_cached: bool, is_sure: bool) -> bool:
+        """Return whether there is room for a block until it is read, or `is_sure`. If so, its use counts.
+
+        `is_cached`: the plan has just found it in the cache, or knows that it came.
+        """
         block = self._blocks.get(use.version.hash64(use.block))
         if (block is None or use.position not in block.uses) and use.position > self.reader:
             block = self._add(use) if self._n_uses < HORIZON else None

@@ -18,7 +18,7 @@ h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin: 0; } section { min-wid
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 1.5rem; }
 figure { margin: 0; min-width: 0; } figcaption { font-size: 0.9rem; }
 pre { margin: 0; font-size: 0.8rem; line-height: 1.3; overflow-x: auto; } pre span { color: #0072b2; }
-table { border-collapse: collapse; } td { padding: 0.15rem 0.8rem 0.15rem 0; vertical-align: top; overflow-wrap: anywhere; }
+table { border-collapse: collapse; } th { text-align: left; } td { padding: 0.15rem 0.8rem 0.15rem 0; vertical-align: top; overflow-wrap: anywhere; }
 td + td { text-align: right; white-space: nowrap; }
 """
 
@@ -141,9 +141,10 @@ def _numbers(summary: RunSummary) -> str:
 
 def _longest(summary: RunSummary) -> str:
     rows = [(path, f"{n:,}", seconds(took_s)) for path, n, took_s in summary.longest]
-    return _table("Longest waits", [("object", "times", "waited"), *rows]) if rows else ""
+    return _table("Longest waits", rows, head=("object", "times", "waited")) if rows else ""
 
 
-def _table(title: str, rows: Iterable[Sequence[str]]) -> str:
+def _table(title: str, rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
+    top = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<section><h2>{title}</h2><table>{body}</table></section>"
+    return f"<section><h2>{title}</h2><table><tr>{top}</tr>{body}</table></section>"

@@ -232,3 +232,18 @@ def test_closing_a_file_after_an_exception_raises_it_again(cloud, fs):
     assert f"{cloud.path('k')}: its file was closed because of this exception" in raised.value.__notes__[0]
     assert file.closed
     assert not fs.exists(cloud.path("k"))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"done": False, "totalBytesRewritten": "5", "rewriteToken": "x"},  # each time the same
+        {"done": True, "totalBytesRewritten": "1000", "resource": {**RESOURCE, "name": "b", "size": "1"}},
+    ],
+)
+def test_a_copy_that_makes_no_progress_or_lacks_bytes_is_an_error(cloud, fs, answer):
+    cloud.put("a", OLD)
+    body = json.dumps({"kind": "storage#rewriteResponse", "objectSize": "1000", **answer})
+    cloud.server.fail(Fault(kind="copy", status=200, body=body, times=None))
+    with pytest.raises(OriginUnavailable, match=r"not the service's own"):
+        fs.cp_file(cloud.path("a"), cloud.path("b"))

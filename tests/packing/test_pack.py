@@ -1,6 +1,7 @@
 """Packing: the samples of every kind of source are unchanged, read by zarr alone."""
 
 import gzip
+import threading
 
 import numpy as np
 import pytest
@@ -326,3 +327,11 @@ def test_a_corrupted_write_is_an_error(tmp_path, monkeypatch):
     differs = "the stored object differs from the written one: bytes 0 to"
     refused(OSError, differs, str(tmp_path / "src"), str(tmp_path / "out.zarr"))
     assert not list((tmp_path / "out.zarr").glob("data/*"))
+
+
+def test_the_folders_of_a_store_at_drive_are_made_together(monkeypatch):
+    target, together = store.ZarrTarget("memory://store.zarr"), threading.Barrier(3, timeout=60)
+    monkeypatch.setattr(target, "protocol", "drive")
+    monkeypatch.setattr(target.fs, "makedirs", lambda path, exist_ok: together.wait())
+    target.begin({}, ["a", "b", "c"], replaces=False)
+    assert not together.broken

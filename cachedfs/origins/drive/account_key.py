@@ -21,12 +21,15 @@ from cachedfs.origins.drive.credentials import ANONYMOUS, DEFAULT, LIVE, SignIn,
 
 logger = logging.getLogger("cachedfs.origins")
 
+_UNKNOWN = "auth"  # key where no option and no file has credentials
+_MISSING = "none"  # key where those that the options name are not there
+_OWN = "own"  # begins a key that is used once, as nothing tells the account
 _MOST_KNOWN = 1000  # credentials whose account is remembered; an access token is new every hour
 _keys: dict[str, str] = {}  # account keys by digest of a credential, in this process
 
 
 def account_key(sign_in: Mapping[str, Any], endpoint_url: str, *, may_ask: bool = True) -> str:
-    """Return a text that names the account of the options, as `key_of` does; "none" if they name nothing usable."""
+    """Return a text that names the account of the options, as `key_of` does."""
     try:
         found = find(sign_in)
         if found.kind in LIVE:  # only Google's libraries tell whose they are
@@ -34,7 +37,7 @@ def account_key(sign_in: Mapping[str, Any], endpoint_url: str, *, may_ask: bool 
 
             found = auth.with_credentials(found)
     except (OSError, ValueError):  # the first request raises it too
-        return "none"
+        return _MISSING
     return key_of(found, endpoint_url, may_ask=may_ask)
 
 
@@ -47,10 +50,10 @@ def key_of(found: SignIn, endpoint_url: str, *, may_ask: bool = True) -> str:
     if found.account is not None:
         return ANONYMOUS if found.account == ANONYMOUS else f"auth-{_digest(found.account)}"
     if found.secret is None and found.kind == DEFAULT:
-        return "auth"  # the sign-in of a metadata server is one account for each machine
+        return _UNKNOWN  # the sign-in of a metadata server is one account for each machine
     if found.secret is None:
         user = _user_of(found, endpoint_url) if may_ask else None
-        return f"own-{uuid.uuid4().hex}" if user is None else f"user-{user}"
+        return f"{_OWN}-{uuid.uuid4().hex}" if user is None else f"user-{user}"
     digest = _digest(f"{endpoint_url} {found.secret}")
     if digest not in _keys:
         user = _remembered().get(digest)

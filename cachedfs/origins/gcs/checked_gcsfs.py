@@ -19,7 +19,7 @@ from requests.exceptions import ProxyError
 from cachedfs.common.checksums import crc32c_of, has_crc32c
 from cachedfs.origins.gcs import api
 from cachedfs.origins.http import other_host
-from cachedfs.origins.origin_errors import denial, error_of, text_of, well_formed
+from cachedfs.origins.origin_errors import denial, error_of, size_of, text_of, well_formed
 from cachedfs.origins.retry import RetryableError, foreign
 
 
@@ -32,15 +32,16 @@ class CheckedGCSFileSystem(GCSFileSystem):  # type: ignore[misc] # gcsfs has no 
 
     @property
     def session(self) -> Any:
-        return _CheckedSession(super().session, self.__dict__.setdefault("_uploads", {}))
+        uploads, copies = (self.__dict__.setdefault(name, {}) for name in ("_uploads", "_copies"))
+        return _CheckedSession(super().session, uploads, copies)
 
 
 class _CheckedSession:
     """An aiohttp session for gcsfs that checks every answer."""
 
-    def __init__(self, session: Any, uploads: dict[str, tuple[str, int]]) -> None:
-        # Unfinished uploads by their address: the name, and the CRC-32C of the bytes that the service has.
-        self._session, self._uploads = session, uploads
+    def __init__(self, session: Any, uploads: dict[str, tuple[str, int]], copies: dict[str, int]) -> None:
+        # By their address: name and CRC-32C of the bytes that an upload has; how many bytes an unfinished copy has.
+        self._session, self._uploads, self._copies = session, uploads, copies
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
@@ -97,7 +98,7 @@ class _CheckedSession:
             if answer.content_type != "multipart/mixed":
                 raise foreign("a batch was answered with something else")
         elif "fields" not in params:
-            _check_resource(json.loads(body), url, params)
+            self._check_resource(json.loads(body), url, params)
 
     def _check_piece(self, url: str, answer: Any, body: bytes, range_: str, data: bytes) -> None:
         """Check that the answer to a part of an upload says which bytes were received."""
@@ -119,24 +120,37 @@ class _CheckedSession:
             )
         self._uploads[url] = name, _crc32c(data[: received - start], crc)
 
+    def _check_resource(self, found: Any, url: str, params: Mapping[str, Any]) -> None:
+        """Check that JSON is the service's, about the object that the address names."""
+        _, is_object, name = url.partition("?")[0].removesuffix("/compose").rpartition("/o/")
+        if api.is_resource(found, "rewriteResponse"):
+            found = self._rewritten(found, url, "rewriteToken" in params)
+            if found is None:
+                return
+        kind, wanted = ("object", unquote(name)) if is_object else ("", None)
+        api.resource_of(found, kind, wanted)
+        if is_object:
+            api.object_info(found, "")
+        elif found["kind"] == "storage#objects":
+            list(api.children(found, "", params.get("prefix") or ""))
+        elif found["kind"] == "storage#buckets":
+            list(map(api.bucket_info, found.get("items", ())))
+        api.next_token(found, [params.get("pageToken") or ""])
 
-def _check_resource(found: Any, url: str, params: Mapping[str, Any]) -> None:
-    """Check that JSON is the service's, about the object that the address names."""
-    _, is_object, name = url.partition("?")[0].removesuffix("/compose").rpartition("/o/")
-    if api.is_resource(found, "rewriteResponse"):
-        if found["done"] is False:  # another request continues the copy
-            text_of(found["rewriteToken"])
-            return
-        found = found["resource"]
-    kind, wanted = ("object", unquote(name)) if is_object else ("", None)
-    api.resource_of(found, kind, wanted)
-    if is_object:
-        api.object_info(found, "")
-    elif found["kind"] == "storage#objects":
-        list(api.children(found, "", params.get("prefix") or ""))
-    elif found["kind"] == "storage#buckets":
-        list(map(api.bucket_info, found.get("items", ())))
-    api.next_token(found, [params.get("pageToken") or ""])
+    def _rewritten(self, found: Mapping[str, Any], url: str, is_resumed: bool) -> Any:
+        """Return the resource of a copy; None if more requests are needed, each of which has to copy more."""
+        size, copied = size_of(found["objectSize"]), size_of(found["totalBytesRewritten"])
+        before = self._copies.get(url, -1) if is_resumed else -1
+        if found["done"] is True:
+            self._copies.pop(url, None)
+            if size_of(found["resource"]["size"]) != size:
+                raise ValueError(f"a copy has {found['resource']['size']} bytes instead of {size}")
+            return found["resource"]
+        if found["done"] is not False or copied <= before:
+            raise ValueError("a copy makes no progress")
+        text_of(found["rewriteToken"])
+        self._copies[url] = copied
+        return None
 
 
 def _crc32c(data: bytes, before: int = 0) -> int:
