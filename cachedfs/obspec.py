@@ -15,6 +15,7 @@ from cachedfs.common.blocks import clip
 from cachedfs.common.types import ObjectInfo, modified_of
 from cachedfs.common.urls import cached_url, filesystem_at, is_url
 from cachedfs.core.objects import Entry
+from cachedfs.core.path_errors import is_a_folder
 from cachedfs.errors import ABSENT, AccessDenied, IsAFolder, ObjectNotFound
 from cachedfs.filesystem.filesystem import CachedFileSystem
 from cachedfs.origins.obstore_origin import identity_of_store, root_of_store
@@ -130,7 +131,7 @@ class CachedStore:
     def _existing(self, path: str) -> Entry | None:
         entry = self.fs._objects.existing(self._full(path))
         if entry is not None and entry.object.kind == "directory":
-            raise self.fs._objects.is_a_folder(entry.path)
+            raise is_a_folder(self.fs._objects.url(entry.path))
         return entry
 
     def get_range(self, path: str, *, start: int, end: int | None = None, length: int | None = None) -> bytes:
@@ -260,7 +261,7 @@ class CachedStore:
     def _meta(self, found: ObjectInfo | dict[str, Any]) -> dict[str, Any]:
         info = found.as_info() if isinstance(found, ObjectInfo) else found
         if _is_folder(info):
-            raise self.fs._objects.is_a_folder(info["name"])
+            raise is_a_folder(self.fs._objects.url(info["name"]))
         return {
             "path": self._short(info["name"]),
             "last_modified": modified_of(info) or modified_of({"mtime": info.get("created")}) or _UNKNOWN,

@@ -16,6 +16,7 @@ from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.common.version import Version, version_of
 from cachedfs.core.download import Download, DownloadStopped
 from cachedfs.core.objects import Entry, Objects
+from cachedfs.core.path_errors import not_cached
 from cachedfs.core.speculation import SpeculativeRequest
 from cachedfs.errors import (
     CachedFSError,
@@ -76,7 +77,7 @@ class Downloads:
             elif not self.objects.config.offline or engine.shared is not None:
                 missing.append(index)
             elif not engine.cache.has(version, index):
-                raise self.objects.offline(version.info.path)
+                raise not_cached(self.objects.url(version.info.path))
         for run in self._locked(version, missing, overdue) if missing else ():
             found.update(dict.fromkeys(run, self._request(version, run, demand)))
         return found
@@ -306,7 +307,9 @@ class Downloads:
                 self.objects.engine.release_block(block.key.object, block.key.index)
             download.unstored = []
         if isinstance(failure, ObjectChanged | ChecksumMismatch) and download.info is not None:
-            self.objects.expire_version(download.info)  # whoever opens it next looks it up
+            known = self.objects.known(download.info.path)
+            if known and known.info and known.info.fingerprint == download.info.fingerprint:
+                self.objects.expire(known.path)  # whoever opens it next looks it up
         if isinstance(failure, CachedFSError) or not isinstance(failure, OSError):
             return failure  # also a missing package, or a wrong option
         # With the URL, which the origin did not add.

@@ -20,6 +20,7 @@ from cachedfs.core.listings import Listings
 from cachedfs.core.name_listings import NameListings, current_call
 from cachedfs.core.objects import Entry, Objects
 from cachedfs.core.offline import answer_of, can_stand
+from cachedfs.core.path_errors import not_cached
 from cachedfs.core.polling import OVERDUE_S, poll
 from cachedfs.errors import AccessDenied, ObjectNotFound
 from cachedfs.origins.registry import is_whole, lookup_reads_names
@@ -67,7 +68,7 @@ class Lookups:
 
     def _existing(self, entry: Entry) -> ObjectInfo:
         if entry.info is None:
-            raise self.objects.not_found(entry.path, entry)
+            raise self.objects.not_found(entry)
         return entry.info
 
     async def resolve(self, path: str, want: _Want, *, demand: int) -> Resolved:
@@ -181,7 +182,7 @@ class Lookups:
             request = partial(self._newer, path, old, stale)
             return await answer_of(objects, request, path, None if stale is None else lambda: stale)
         if stale is None:
-            raise objects.offline(path)
+            raise not_cached(objects.url(path))
         return stale
 
     async def _newer(self, path: str, old: Entry | None, stale: Entry | None) -> Entry:

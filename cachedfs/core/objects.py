@@ -26,10 +26,11 @@ from cachedfs.cache.index.metadata_records import (
 from cachedfs.common.clock import clock
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ObjectInfo
-from cachedfs.common.urls import GCS_PROTOCOLS, folder_of, without_slash
+from cachedfs.common.urls import folder_of, without_slash
 from cachedfs.common.version import Version, version_of
 from cachedfs.config import Config
-from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound, OriginUnavailable
+from cachedfs.core.path_errors import is_a_folder, no_such_object, not_cached
+from cachedfs.errors import CachedFSError
 from cachedfs.origins.base import Origin
 from cachedfs.origins.registry import (
     check_options,
@@ -169,7 +170,7 @@ class Objects:
     def origin(self, path: str) -> Origin:
         """Return the origin; raises OriginUnavailable, naming `path`, if `offline` is set."""
         if self.config.offline:
-            raise self.offline(path)
+            raise not_cached(self.url(path))
         identity, origin = self.identity, self._origin  # the identity first: a new one has another origin
         if origin is None:
             origin = self._origin = self.engine.origin(
@@ -250,8 +251,16 @@ class Objects:
         if entry is None or (entry.info is None and path != without_slash(path)):
             return None
         if entry.info is None:
-            raise self.not_found(path, entry)
+            raise self.not_found(entry)
         return None if whole and not is_whole(self.identity, entry.info) else entry
+
+    def not_found(self, entry: Entry) -> CachedFSError:
+        """Return the error for an absent path; for a known folder with a slash at its end, IsAFolder."""
+        url, folder = self.url(entry.path), without_slash(entry.path)
+        known = None if folder == entry.path else self.fresh(folder)
+        if known is not None and known.info is not None and known.info.kind == "directory":
+            return is_a_folder(url)
+        return no_such_object(url, self.protocol, entry.origin_error)
 
     def version(self, entry: Entry) -> Version | None:
         """Return the version that an entry is about; None for an absence, a folder, and what cannot be cached."""
@@ -325,12 +334,6 @@ class Objects:
         self.entries.pop(path, None)
         store.changed(self.identity, [path])
 
-    def expire_version(self, info: ObjectInfo) -> None:
-        """Expire the metadata of an object if it is still that of a version which the origin no longer has."""
-        known = self.known(info.path)
-        if known is not None and known.info is not None and known.info.fingerprint == info.fingerprint:
-            self.expire(info.path)
-
     # The store.
 
     def _in_store(self, path: str) -> Entry | None:
@@ -383,40 +386,3 @@ class Objects:
         """
         entry = self.known(folder_of(path)) if folder_of(path) and self.origin(path).by_parent else None
         return now if entry is None else min(now, entry.asked_at)
-
-    # Errors.
-
-    def not_found(self, path: str, entry: Entry) -> CachedFSError:
-        """Return the error for an absent path; for a known folder with a slash at its end, IsAFolder.
-
-        It has the origin's error text if known, which may name a remedy.
-        """
-        folder = without_slash(path)
-        known = None if folder == path else self.fresh(folder)
-        if known is not None and known.info is not None and known.info.kind == "directory":
-            return self.is_a_folder(path)
-        parent = "its bucket" if self.protocol in GCS_PROTOCOLS else "the folder it is in"
-        what = (
-            "file or folder, or this account may not see it"
-            if self.protocol == "drive"
-            else "object or folder"
-        )
-        reason = f"no such {what}; check the name, and that of {parent}, with ls"
-        if self.protocol == "file":
-            clouds = "Google Cloud Storage write gs://BUCKET/KEY, for Google Drive drive://My Drive/NAME"
-            reason = f"no such file or folder on the local disk. For {clouds}"
-        return ObjectNotFound(f"{self.url(path)}: {entry.origin_error or reason}")
-
-    def is_a_folder(self, path: str) -> IsAFolder:
-        return IsAFolder(f"{self.url(path)} is a folder: read one of the objects in it (ls shows them)")
-
-    def offline(self, path: str) -> OriginUnavailable:
-        reason = "not all of it, or of its listing, is in the cache, and offline=True forbids asking for it"
-        return OriginUnavailable(f"{self.url(path)}: {reason}")
-
-    def uncached(self, path: str, info: ObjectInfo) -> CachedFSError:
-        """Return the error for an object of which nothing is cached."""
-        reason = "its origin does not distinguish versions"
-        if info.size is None:
-            reason = f"it has no known size ({info.details.get('mimeType', 'of no known kind')})"
-        return CachedFSError(f"{self.url(path)}: {reason}, so nothing of it is cached; read it instead")

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from cachedfs.core.reader import Reader
 
 BUFFER_SIZE = 32 * 1024  # half a checksum page: serves small reads in C without reading far too much
-_CLOSED = "I/O operation on closed file"
 FIRST_DEMAND = 2  # the request that opened a file reads to this multiple of its reader's progress
 
 
@@ -68,15 +67,16 @@ class RawFile(io.RawIOBase):
         return "rb"
 
     def readable(self) -> bool:
-        self._must_be_open()
+        self._checkClosed()
         return True
 
     def seekable(self) -> bool:
-        self._must_be_open()
+        self._checkClosed()
         return True
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        if whence == 1:
+        if whence == 1:  # also tell()
+            self._checkClosed()
             offset += self._position
         elif whence == 2:
             offset += self.size
@@ -88,14 +88,6 @@ class RawFile(io.RawIOBase):
             self._seek_from, self._seek_to = self._position, offset
             self._position = offset
         return offset
-
-    def tell(self) -> int:
-        self._must_be_open()
-        return self._position
-
-    def _must_be_open(self) -> None:
-        if self.closed:
-            raise ValueError(_CLOSED)
 
     def at(self, position: int, size: int) -> bytes | None:
         """Return `size` bytes at `position` if an open block has all of them, and its reads are not observed; else None.
@@ -142,8 +134,7 @@ class RawFile(io.RawIOBase):
         position = self._position
         n = self._copy(position, into)  # the most common case first: more of the current block
         if not n:
-            if self.closed:  # by another thread while this one waited for the BufferedReader's lock
-                raise ValueError(_CLOSED)
+            self._checkClosed()  # by another thread, while this one waited for the BufferedReader's lock
             if self._download is None and not self._engine.by_block and self._engine.pid:
                 n = self._from_cache(position, into)
         if not n:
@@ -156,8 +147,7 @@ class RawFile(io.RawIOBase):
 
     def readall(self) -> bytes:
         """Return all bytes from the position to the end, fetched together."""
-        if self.closed:
-            raise ValueError(_CLOSED)
+        self._checkClosed()
         if self._position >= self.size:
             return b""
         data: bytes | None

@@ -22,6 +22,7 @@ from cachedfs.core.downloads import Downloads
 from cachedfs.core.lookups import Lookups
 from cachedfs.core.name_listings import one_call
 from cachedfs.core.objects import Entry, Objects
+from cachedfs.core.path_errors import is_a_folder
 from cachedfs.core.readahead import Readahead
 from cachedfs.errors import CachedFSError, ChecksumMismatch, ObjectChanged
 
@@ -92,7 +93,7 @@ class Reader:
         self._n_unknown = self._n_unknown + 1 if entry is None else 0
         version = None if entry is None else entry.version
         if version is None or version.block_size != self._block_size:
-            version = None if entry is None else self._version(path, entry)
+            version = None if entry is None else self._version(entry)
             if version is None:
                 return None
         start, stop, _ = slice(start, stop).indices(version.size)
@@ -116,10 +117,10 @@ class Reader:
             self._observe_hit(path, version, start, stop)
         return data
 
-    def _version(self, path: str, entry: Entry) -> Version | None:
+    def _version(self, entry: Entry) -> Version | None:
         """Return the version to read; None if the origin must be asked. Raises ObjectNotFound for an absence."""
-        if entry.info is None and path == without_slash(path):
-            raise self.objects.not_found(path, entry)
+        if entry.info is None and entry.path == without_slash(entry.path):
+            raise self.objects.not_found(entry)
         return self.objects.version(entry)
 
     def _observe_hit(self, path: str, version: Version, start: int, stop: int) -> None:
@@ -202,7 +203,7 @@ class Reader:
         if entry.info is None:
             raise await self._missing(entry)
         if entry.info.kind == "directory":
-            raise self.objects.is_a_folder(path)
+            raise is_a_folder(self.objects.url(path))
         if download is not None and (version := self.objects.version(entry)) is not None:
             blocks = covering(Range(download.start, download.stop), self._block_size)
             self.readahead.history(version).requested.update(blocks)
@@ -406,9 +407,9 @@ class Reader:
         """
         info = entry.info
         if info is None:
-            raise self.objects.not_found(entry.path, entry)
+            raise self.objects.not_found(entry)
         if info.kind == "directory":
-            raise self.objects.is_a_folder(entry.path)
+            raise is_a_folder(self.objects.url(entry.path))
         want = None if info.size is None else clip(start, stop, info.size)
         if want is not None and download is not None:
             with contextlib.suppress(DownloadStopped):
@@ -433,7 +434,7 @@ class Reader:
             except CachedFSError as error:
                 logger.debug("not looked up: %s", error)  # keep the first answer: there is no such object
         is_folder = info is not None and info.kind == "directory"
-        return objects.is_a_folder(entry.path) if is_folder else objects.not_found(entry.path, entry)
+        return is_a_folder(objects.url(entry.path)) if is_folder else objects.not_found(entry)
 
 
 async def _for_each(items: Sequence[T], act: Callable[[T], Awaitable[None]], most: int) -> None:

@@ -66,7 +66,7 @@ def paths_to_verify(objects: Objects, lookups: Lookups, path: str) -> list[str]:
     if entry is None and path and not found:
         entry = _look_up(objects, lookups, path)
     if entry is not None and entry.info is None and not found:
-        raise objects.not_found(path, entry)
+        raise objects.not_found(entry)
     is_object = entry is not None and entry.info is not None and entry.info.kind == "file"
     return sorted({*found, path}) if is_object else found
 

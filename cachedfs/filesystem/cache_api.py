@@ -18,6 +18,7 @@ from cachedfs.common.optional_imports import importing
 from cachedfs.common.urls import GCS_PROTOCOLS, ORIGINS, without_slash
 from cachedfs.config import Config
 from cachedfs.core.objects import Objects
+from cachedfs.core.path_errors import is_a_folder
 from cachedfs.errors import ABSENT, CacheError
 from cachedfs.origins.drive_links import is_drive_link
 from cachedfs.origins.registry import strip
@@ -190,7 +191,7 @@ class CacheMethods(ChainedFileSystem):
         name: str = self._strip_object(path)
         info = self._object(name)
         if info.kind == "directory":
-            raise self._objects.is_a_folder(name)
+            raise is_a_folder(self._objects.url(name))
         with self.open(name, "rb") as file:
             lease = self._objects.engine.cache.lease(file.size, self.config.bounds, _suffix_of(name))
             try:

@@ -268,7 +268,7 @@ class Belady:
                 if block is not None:
                     block.is_here = True
                     self._keep(block)
-            over = self._used - self._limit
+            over = self._held + self._bytes[SPARE] - self._limit
             sizes = accumulate((block.size for block in self._spare), initial=0)
             oldest = {
                 block for block, before in zip(self._spare, takewhile(over.__gt__, sizes), strict=False)
@@ -291,7 +291,7 @@ class Belady:
 
     def _next_victim(self, *, is_again: bool) -> _Block | None:
         with self._lock:
-            while (is_over := self._used > self._limit) or is_again:
+            while (is_over := self._held + self._bytes[SPARE] > self._limit) or is_again:
                 by_order = chain(self._spare, (block for _, block in reversed(self._staying)))
                 idle = (
                     each
@@ -314,10 +314,6 @@ class Belady:
             self._limit = max(2 * block.size, self._limit - block.size)
 
     # Belady's rule.
-
-    @property
-    def _used(self) -> int:
-        return self._held + self._bytes[SPARE]
 
     @property
     def _held(self) -> int:

@@ -6,16 +6,15 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
 from cachedfs.common.blocks import beginning
-from cachedfs.common.version import Version
-from cachedfs.core.download import Download, DownloadStopped
 from cachedfs.core.objects import Entry
+from cachedfs.core.path_errors import is_a_folder, not_cacheable
 from cachedfs.core.reader import MANY_READERS, TRIES, Reader
 from cachedfs.errors import (
     CachedFSError,
@@ -23,10 +22,10 @@ from cachedfs.errors import (
     ChecksumMismatch,
     ObjectChanged,
     OriginUnavailable,
-    OriginUnreachable,
 )
 from cachedfs.origins.request_slots import speculative
 from cachedfs.prefetch.belady import Belady, Use
+from cachedfs.prefetch.fetcher import Fetcher, PlanTasks
 from cachedfs.prefetch.items import PrefetchItems
 from cachedfs.prefetch.object_stream import Glob, ObjectStream, PrefetchObject
 from cachedfs.prefetch.progress import Progress, ProgressCounts
@@ -64,22 +63,24 @@ class PrefetchPlan:
         self.ended: Future[None] = Future()
         self.ended.set_running_or_notify_cancel()  # waiting callers cannot cancel it
         self._objects, self._engine, self._report = reader.objects, reader.objects.engine, report
-        self._changed = asyncio.Event()
-        self._tasks: set[asyncio.Future[Any]] = set()
+        self._tasks = PlanTasks(self._engine)
+        self._changed = self._tasks.changed
         self._task: asyncio.Task[None] | None = None
-        self._is_cancelled = self._is_ending = False
+        self._is_cancelled = False
         self._is_held = False  # the readers have to read before more is requested
         self._stands_back = False  # while the readers send as many requests as the link takes
         self._window = math.inf if window is None else window
         self._clock, _ = self._engine.cache.reads_since(0, self._objects.config.bounds)
         self._items = PrefetchItems(items, lambda: self._engine.call_soon(self._changed.set))
-        self._requests = PlanRequests(reader, self.counts, self._spawn, self._changed.set)
+        self._requests = PlanRequests(reader, self.counts, self._tasks.spawn, self._changed.set)
         has, is_in_memory = self._engine.cache.has, self._requests.download
         self._uses = Belady(window=self._window, reads=self._reads, has=has, is_in_memory=is_in_memory)
         self._stream = ObjectStream(
-            reader, self._items, self._requests, self._uses, spawn=self._spawn, strip=strip, glob=glob
+            reader, self._items, self._requests, self._uses, spawn=self._tasks.spawn, strip=strip, glob=glob
         )
-        self._open: set[PrefetchObject] = set()  # objects with tasks
+        self._fetcher = Fetcher(
+            self._engine, self._tasks, self._requests, self._uses, failed=self._failed, finish=self._finish
+        )
         # Objects of which not all was asked for, by position: the current one, and those looked up meanwhile.
         self._to_ask: list[tuple[float, PrefetchObject]] = []
         self._fresh: dict[str, Entry] = {}  # by path: checked since other tasks ran
@@ -102,7 +103,7 @@ class PrefetchPlan:
     def cancel(self) -> None:
         """Request nothing more, and end the requests that no reader waits for. Event loop thread only."""
         # Only once: a second cancellation would interrupt the cleanup.
-        if self._task is not None and not (self._is_cancelled or self._is_ending):
+        if self._task is not None and not (self._is_cancelled or self._tasks.is_ending):
             self._task.cancel()
         self._is_cancelled = True
 
@@ -116,12 +117,9 @@ class PrefetchPlan:
             raise
         except BaseException as error:  # also the iterator's SystemExit, which would end the event loop
             failure = error
-        self._is_ending = True
         with contextlib.suppress(ValueError):
             self._engine.store_queue.plans.remove(self._uses.store)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.end()
         self._end(failure)
 
     async def _begin(self) -> None:
@@ -152,26 +150,14 @@ class PrefetchPlan:
         self.failure = failure
         self._items.close()
         self._requests.cancel()  # now that no task of the plan waits for its requests
-        self._open.clear()
+        self._fetcher.open.clear()
         self.counts.end(state)
         self.ended.set_result(None)
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = self._engine.spawn(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
-        return task
-
-    def _task_ended(self, task: asyncio.Future[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # retrieved: otherwise asyncio logs it when the plan ends first
-        self._changed.set()
 
     def progress(self) -> Progress:
         """Return the progress of the plan. From any thread."""
         requests = self._requests
-        is_held = self._is_held and not (self._open or requests.active)
+        is_held = self._is_held and not (self._fetcher.open or requests.active)
         return self.counts.progress(n_left=self._items.n_left, coming=requests.n_coming, is_held=is_held)
 
     # Main loop.
@@ -199,10 +185,10 @@ class PrefetchPlan:
                 raise requests.error
             if self._is_cancelled:  # a coroutine awaited above suppressed the cancellation
                 raise asyncio.CancelledError
-            if self._stream.is_over and not (self._to_ask or self._tasks or requests.active):
+            if self._stream.is_over and not (self._to_ask or self._tasks.running or requests.active):
                 return
             # If no object is open, blocks only have to be stored: check soon, unless the origin is unreachable.
-            is_near = has_moved or not (self._open or requests.is_unreachable)
+            is_near = has_moved or not (self._fetcher.open or requests.is_unreachable)
             pause_s = POLL_S[0] if is_near else min(2 * pause_s, POLL_S[1])
             await self._pause(pause_s)
 
@@ -249,7 +235,7 @@ class PrefetchPlan:
     def _take(self) -> bool:
         """Take the next object; return False if there is none now, or too many are being fetched."""
         ahead = self._stream.ahead
-        if len(self._open) >= MOST_OPEN or not (ahead or self._stream.look_ahead()):
+        if len(self._fetcher.open) >= MOST_OPEN or not (ahead or self._stream.look_ahead()):
             if self._stream.error is not None and not ahead:
                 raise self._stream.error
             return False
@@ -269,7 +255,7 @@ class PrefetchPlan:
             return False
         position, found = obj.position, partial(self._found, obj)
         work = partial(self._requests.look_up, obj.path, want, position, found)
-        self._start(obj, work, position, want.size)
+        self._fetcher.start(obj, work, position, want.size)
         return True
 
     def _ask(self, obj: PrefetchObject) -> bool:
@@ -293,63 +279,8 @@ class PrefetchPlan:
         n = uses.ask([obj.use(index) for index in run])
         obj.left = obj.left[n:]
         if n:
-            self._bring(obj, version, run[:n])
+            self._fetcher.bring(obj, version, run[:n])
         return n > 0
-
-    def _bring(self, obj: PrefetchObject, version: Version, run: range) -> None:
-        """Have adjacent blocks of a version cached: wait for the request that brings them, or send one."""
-        download = self._requests.download(version, run[0])
-        if download is None:
-            self._start(obj, partial(self._send, obj, version, run), obj.use(run[0]).position)
-            return
-        obj.n_tasks += 1
-        self._open.add(obj)
-        # Without a task, which would cost a tenth of the CPU time of small objects.
-        waiting = download.arrival(min(obj.bytes_of(run[-1]).stop, download.stop))
-        self._tasks.add(waiting)
-        waiting.add_done_callback(self._task_ended)
-        waiting.add_done_callback(partial(self._came, obj, version, run, download))
-
-    async def _send(self, obj: PrefetchObject, version: Version, run: range) -> None:
-        """Request blocks, unless they are cached by now; then wait for them without a task."""
-        while run and obj.version == version:
-            await self._requests.request(version, run, obj.use(run[0]).position)
-            if self._requests.download(version, run[0]) is not None:
-                self._bring(obj, version, run)
-                return
-            if self._engine.cache.has(version, run[0]):
-                self._arrived(obj, run[:1])
-                run = run[1:]
-
-    def _came(
-        self,
-        obj: PrefetchObject,
-        version: Version,
-        run: range,
-        download: Download,
-        waiting: asyncio.Future[None],
-    ) -> None:
-        """Count the blocks that a request brought, and have the others fetched; or count its failure."""
-        if waiting.cancelled() or self._is_ending:
-            return
-        error = waiting.exception()
-        if isinstance(error, OriginUnreachable):
-            self._requests.unreachable(error)
-        if error is None or isinstance(error, DownloadStopped | OriginUnreachable):
-            error = None
-            if obj.version == version:
-                n = sum(obj.bytes_of(index).stop <= download.filled for index in run)
-                self._arrived(obj, run[:n])
-                if n < len(run):
-                    self._bring(obj, version, run[n:])
-        self._end_work(obj, version, error)
-
-    def _arrived(self, obj: PrefetchObject, run: range) -> None:
-        """Count blocks that came or were there."""
-        for use in map(obj.use, run):
-            self.counts.arrived += use.size
-            self._uses.arrived(use)
-            self._requests.succeeded()
 
     def _is_passed(self, use: Use) -> bool:
         """Return whether the readers were faster than the plan, and need not have a block fetched for them.
@@ -363,61 +294,21 @@ class PrefetchPlan:
 
     # One object.
 
-    def _start(
-        self, obj: PrefetchObject, work: Callable[[], Awaitable[None]], position: float, reserved: int = 0
-    ) -> None:
-        """Start the work for an object, which sends a request of this position; `reserved` bytes count as ahead."""
-        obj.n_tasks += 1
-        self._open.add(obj)
-        self._requests.queued.add(position)
-        self._uses.ahead += reserved
-        self._spawn(self._attempt(obj, obj.version, work, position, reserved))
-
-    async def _attempt(
-        self,
-        obj: PrefetchObject,
-        version: Version | None,
-        work: Callable[[], Awaitable[None]],
-        position: float,
-        reserved: int,
-    ) -> None:
-        """Do the work for a version of an object, or count a failure."""
-        error: Exception | None = None
-        try:
-            await self._requests.until_reachable(work)
-        except Exception as failure:  # of any origin
-            error = failure
-        self._requests.queued.discard(position)
-        self._uses.ahead -= reserved
-        self._end_work(obj, version, error)
-
-    def _end_work(self, obj: PrefetchObject, version: Version | None, error: BaseException | None) -> None:
-        """Note that work for a version of an object ended, or count a failure."""
-        obj.n_tasks -= 1
-        if isinstance(error, CachedFSError):
-            if not obj.is_over and obj.version == version:
-                self._failed(obj, error)
-        elif isinstance(error, Exception):  # such as a missing package: it is the same for all objects
-            self._requests.end_with(error)
-        self._finish(obj)
-        if not obj.n_tasks:
-            self._open.discard(obj)
-
     def _found(self, obj: PrefetchObject, entry: Entry) -> None:
         """Ask for the blocks of an object, or for the objects below it if it is a folder."""
         objects = self._objects
         if entry.info is None and (obj.bounds is not None or entry.by_listing or objects.config.offline):
-            raise objects.not_found(obj.path, entry)
+            raise objects.not_found(entry)
         if entry.info is None or entry.info.kind == "directory":
             if obj.bounds is not None:
-                raise objects.is_a_folder(obj.path)
+                raise is_a_folder(objects.url(obj.path))
             obj.is_over = True
             self._stream.enter(obj.path)
         elif (version := objects.version(entry)) is not None:
             self._stream.set_version(obj, version)
             self._ask_again(obj)
         else:
-            raise objects.uncached(obj.path, entry.info)
+            raise not_cacheable(objects.url(obj.path), entry.info)
 
     def _ask_again(self, obj: PrefetchObject) -> None:
         """Ask for the blocks of an object, before those of later ones."""

@@ -14,6 +14,7 @@ from cachedfs.common.types import Range
 from cachedfs.common.version import Version
 from cachedfs.core.download import Download
 from cachedfs.core.objects import Entry
+from cachedfs.core.path_errors import not_cached
 from cachedfs.core.reader import Reader
 from cachedfs.core.speculation import SpeculativeRequest
 from cachedfs.errors import (
@@ -82,7 +83,7 @@ class PlanRequests:
             self.queued.discard(position)
             found(entry)
         elif self._objects.config.offline:
-            raise self._objects.offline(path)
+            raise not_cached(self._objects.url(path))
         else:
             send = partial(self._read_first, path, want, found)
             await (await self._queue(path, position, want.size, lambda: self._spawn(send())))
@@ -121,7 +122,7 @@ class PlanRequests:
         """Request blocks in their turn; wait for the first one if another process fetches it."""
         path, downloads = version.info.path, self._reader.downloads
         if self._objects.config.offline:
-            raise self._objects.offline(path)
+            raise not_cached(self._objects.url(path))
         while await self._engine.lookups.wait((self._objects.caller_key, path)):
             self.queued.discard(position)  # another caller's lookup: it may bring the first bytes
 
