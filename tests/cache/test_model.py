@@ -105,12 +105,12 @@ class CacheMachine(RuleBasedStateMachine):
         if not files:
             return
         path = files[choice % len(files)]
-        if how == "flip":
+        if how == "flip" and path.stat().st_size:
             copy = path.with_name("copy")
             shutil.copyfile(path, copy)
             flip(copy, min(at, path.stat().st_size - 1))
             copy.replace(path)
-        elif how == "cut":
+        elif how in ("flip", "cut"):
             os.truncate(path, min(at, path.stat().st_size))
         else:
             path.unlink()

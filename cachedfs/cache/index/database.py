@@ -243,12 +243,11 @@ class CacheIndex:
         Only one process does it at a time, under a lock. Between the removal of an old write-ahead log and the new
         index, no process may open the file: SQLite would replay the old log into the new index.
         """
-        for _ in range(50):
-            if self._locks.take(_REPLACING):
-                break
-            time.sleep(0.02)
-        else:
-            raise sqlite3.OperationalError("another process is replacing the index")
+        deadline = time.monotonic() + _WRITER_WAIT_S
+        while not self._locks.take(_REPLACING):
+            if time.monotonic() > deadline:
+                raise sqlite3.OperationalError("another process is replacing the index")
+            time.sleep(_PAUSE_S)
         temp = self._temp()
         try:
             if self._inode() in (0, self._broken_inode):
