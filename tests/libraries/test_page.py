@@ -29,7 +29,7 @@ def same(node):
 
 
 def code_of(row):
-    return [same(ast.parse(code).body[0]) for code in re.findall(r"`(.+?)`", row[2])]
+    return [same(ast.parse(code).body[0]) for code in re.findall(r"`(.+?)`", row[1])]
 
 
 def all_tests():
