@@ -256,7 +256,8 @@ class Engine(EventLoopThread):
             block.download.stored(are_stored)
             key, index = block.key.object, block.key.index
             if self.by_block.get((key.digest, index)) is block.download:  # not a newer request
-                self.release_block(key, index)
+                self.by_block.pop((key.digest, index), None)
+                self.cache.locks.release(key.number + index)
         if self.shared is not None and are_stored:
             self.shared.note(
                 (each.key, each.download.info, each.pieces) for each in blocks if each.download.info
@@ -265,7 +266,7 @@ class Engine(EventLoopThread):
             self.call_soon(self.speculation.pump)
 
     def release_block(self, key: ObjectKey, index: int) -> None:
-        """Release a block that is no longer fetched: its download, and its fetch lock."""
+        """Release a block that is not fetched any more: its download, and its fetch lock. `_stored` does so by itself."""
         self.by_block.pop((key.digest, index), None)
         self.cache.locks.release(key.number + index)
 
