@@ -294,7 +294,7 @@ class GetResult:
     def buffer(self) -> bytes:
         """Return all bytes."""
         with _named():
-            return self._fs._run(self._fs._reader.collect(self._entry, self._start, self._stop))
+            return self._fs._run(self._fs._reader.read_version(self._entry, self._start, self._stop))
 
     async def buffer_async(self) -> bytes:
         """Return all bytes."""
@@ -308,7 +308,7 @@ class GetResult:
     def __iter__(self) -> Iterator[bytes]:
         for start, stop in self._pieces():
             with _named():
-                yield self._fs._run(self._fs._reader.collect(self._entry, start, stop))
+                yield self._fs._run(self._fs._reader.read_version(self._entry, start, stop))
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for start, stop in self._pieces():

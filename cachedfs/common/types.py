@@ -150,7 +150,7 @@ class ObjectKey:
         return f"{self.digest}-{index:x}"
 
     def hash64(self, index: int) -> int:
-        """Return a 64-bit hash of block `index`, which selects its access record and its fetch lock."""
+        """Return a 64-bit hash of block `index`, which selects its access record."""
         return (self.number + index * GOLDEN) & MASK64
 
 

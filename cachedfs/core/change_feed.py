@@ -40,7 +40,7 @@ class ChangeFeeds:
     async def catch_up(self, path: str) -> bool:
         """Poll the feed for `path` if the last poll is older than `max_age`, or start it; return whether a poll was due.
 
-        It covers requests made *after* this call.
+        A feed that is started here covers requests made *after* this call.
         """
         if not self._may_follow(path) or self._is_fresh(feed := self._feed(path)):
             return False
@@ -95,7 +95,7 @@ class ChangeFeeds:
         """Poll or start a feed, unless another caller in this or another process has done so meanwhile."""
         objects, engine = self._objects, self._objects.engine
         lock = hash_of(f"change feeds at {objects.identity}", part)
-        if not await engine.locked(lock, within_s=_WAIT_S):
+        if not await engine.take_lock(lock, within_s=_WAIT_S):
             return  # asking the origin directly is cheaper than waiting longer
         try:
             if self._may_follow(part) and not self._is_fresh(feed := self._feed(part)):
@@ -126,8 +126,8 @@ class ChangeFeeds:
 def is_covered(info: ObjectInfo) -> bool:
     """Return whether the feed of its part reports all changes of the metadata of an item.
 
-    This is False for shortcuts, and for `same_name`: a change is not attributed to the former place of an item that no
-    entry is for.
+    False for shortcuts, and with `same_name`: the others of this name have no entries, and where an item without one was
+    before a change is unknown.
     """
     return "shortcut" not in info.details and "same_name" not in info.details
 

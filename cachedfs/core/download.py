@@ -25,7 +25,7 @@ class DownloadStopped(Exception):
 
 
 class FetchedBlock(NamedTuple):
-    """One complete block that was received from the origin and is not on disk yet."""
+    """One complete block that was received, from the origin or a shared cache, and is not on disk yet."""
 
     key: BlockKey
     pieces: list[memoryview]
@@ -41,7 +41,7 @@ class Download:
     from the socket: a copy of each would take as long as storing it.
 
     `demand` is the byte up to which the request may read. Past it, the body stays in the socket until a reader wants
-    more. A stopped request ends at its demand. A demand of ALL is that of a read of all that was requested.
+    more. A stopped request ends at its demand. ALL: a caller waits for the whole range, which stays in memory.
     """
 
     is_shared = False  # its bytes, or some of them, come from a shared cache

@@ -127,7 +127,7 @@ class Downloads:
         self.objects.engine.spawn(self._run(download, info.path, bytes_))
         return download
 
-    async def first(
+    async def fetch_unknown(
         self,
         path: str,
         want: _Want,

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -61,7 +60,7 @@ class Engine(EventLoopThread):
 
     def __init__(self, directory: str, *, explicit: bool, shared: SharedOptions | None = None) -> None:
         super().__init__(n_workers=WORKERS)
-        self.pid = os.getpid()
+        self.is_open = True  # not closed, and not of the parent process
         self.cache_dir = directory
         self.cache = BlockStore(directory, explicit=explicit)
         self.shared = shared and SharedCache(shared, self.cache)
@@ -114,9 +113,9 @@ class Engine(EventLoopThread):
         )
         return self._origins.setdefault(token, origin)
 
-    async def locked(self, hash64: int, *, within_s: float) -> bool:
-        """Take a fetch lock, waiting until it is free; return False after `within_s` seconds."""
-        return await poll(lambda: self.cache.locks.take(hash64) == 1, within_s=within_s)
+    async def take_lock(self, number: int, *, within_s: float) -> bool:
+        """Take a lock of the machine once it is free; return False after `within_s` seconds."""
+        return await poll(lambda: self.cache.locks.take(number) == 1, within_s=within_s)
 
     async def wait_for_other_process(self, key: ObjectKey, index: int) -> bool:
         """Wait while another process fetches a block.
@@ -184,12 +183,13 @@ class Engine(EventLoopThread):
 
     def sums(self) -> dict[str, Any]:
         """Return the counters of `stats` that need no disk access, and the measured speed of the link."""
-        given, bytes_shared = (self.shared.bytes_given, self.shared.bytes_read) if self.shared else (0, 0)
+        reads = self.shared and self.shared.reads
+        in_bodies, bytes_shared = (reads.body_bytes, reads.bytes_read) if reads else (0, 0)
         return {
             "hits": self.hits,
             "misses": self.store_queue.n_blocks,
             "requests": self.requests,
-            "bytes_fetched": max(0, self.bytes_fetched - given),
+            "bytes_fetched": max(0, self.bytes_fetched - in_bodies),
             "bytes_shared": bytes_shared,
             "bytes_served": self.bytes_served,
             "evictions": self.cache.evictions,
@@ -219,21 +219,22 @@ class Engine(EventLoopThread):
         """
         if self.cache.cannot_store is not None:  # blocks stay in memory until they are read
             return min(config.read_ahead, MOST_IN_MEMORY)
-        allowed = self.cache.allowed
-        if allowed is None:  # finding out takes a transaction: leave it to the writer, use a small window now
-            self.store_queue.put(then=lambda: self.cache.allowance(config.bounds))
+        allowed = self._allowed(config)
+        if allowed is None:
             allowed = WINDOW_SHARE * 2 * config.whole_request
         return min(config.read_ahead, max(allowed // WINDOW_SHARE, config.block_size))
 
-    def fits(self, config: Config, size: int) -> bool:
-        """Return whether an object of `size` bytes may be fetched as a whole.
+    def _allowed(self, config: Config) -> int | None:
+        """Return the maximum size of the cache; None at first, as finding out takes a transaction: in the writer thread."""
+        if self.cache.allowed is None:
+            self.store_queue.put(then=lambda: self.cache.allowance(config.bounds))
+        return self.cache.allowed
 
-        It must fit in half of the cache.
-        """
+    def fits(self, config: Config, size: int) -> bool:
+        """Return whether an object of `size` bytes may be fetched as a whole: if it fits in half of the cache."""
         if self.cache.cannot_store is not None:
             return False
-        self.window(config)  # called to look up `cache.allowed`
-        return size <= (self.cache.allowed or 2 * config.whole_request) // 2
+        return size <= (self._allowed(config) or 2 * config.whole_request) // 2
 
     # Storing blocks.
 
@@ -265,7 +266,7 @@ class Engine(EventLoopThread):
             self.call_soon(self.speculation.pump)
 
     def release_block(self, key: ObjectKey, index: int) -> None:
-        """Release a block that is no longer fetched: its download, and its fetch lock."""
+        """Release a block that is not fetched any more: its download, and its fetch lock. `_stored` does so by itself."""
         self.by_block.pop((key.digest, index), None)
         self.cache.locks.release(key.number + index)
 
@@ -273,7 +274,7 @@ class Engine(EventLoopThread):
 
     def disconnect(self) -> None:
         """Let those who use this engine get a new one."""
-        self.pid = 0
+        self.is_open = False
         for user in list(self.users):
             user.engine_closed()
 

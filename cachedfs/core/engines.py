@@ -22,7 +22,7 @@ logger = logging.getLogger("cachedfs.core")
 
 # By the real path of the cache directory, and the shared cache. A forked child starts with none.
 _engines: dict[tuple[str, SharedOptions | None], Engine] = {}
-_engines_lock = threading.RLock()  # reentrant: a destructor may need a engine
+_engines_lock = threading.RLock()  # reentrant: a destructor may need an engine
 _inherited: list[Engine] = []
 
 

@@ -110,7 +110,7 @@ class Lookups:
         return await self._ask(path, self.objects.known(path))
 
     async def _ask(self, path: str, old: Entry | None) -> Entry:
-        """Ask the origin for `path`, of which `old` was known. A listing may be stored, in a thread, at any moment."""
+        """Ask the origin for `path`. `old` is the entry that the caller saw: a listing may replace it at any moment."""
         objects, slot = self.objects, (self.objects.caller_key, path)
 
         async def look_up(_: Lookup) -> Resolved:
@@ -138,11 +138,12 @@ class Lookups:
         try:
             if (old := objects.known(path)) and (answer := await self._answer_without_body(path, old)):
                 return answer, None
-            first = partial(self._downloads.first, path, want, lookup, demand=demand, then=release)
+            fetch = partial(self._downloads.fetch_unknown, path, want, lookup, demand=demand, then=release)
             if old is None or not can_stand(objects, old):
-                await first()
+                await fetch()
                 return None
-            return await answer_of(objects, first, path, partial(_without_download, old))
+            stale: Resolved = old, None
+            return await answer_of(objects, fetch, path, lambda: stale)
         finally:
             if release is not None and not lookup.is_answered:
                 objects.engine.store_queue.put(then=release)
@@ -186,11 +187,12 @@ class Lookups:
         return stale
 
     async def _newer(self, path: str, old: Entry | None, stale: Entry | None) -> Entry:
+        """Return the entry that the change feed confirms, or that a listing of the folder or a request brings."""
         objects = self.objects
         if old is not None and await self._change_feeds.catch_up(path) and (entry := objects.fresh(path)):
             return entry
         if not objects.origin(path).by_parent:
-            # Requests are few until the origin is known to be unreachable: a lookup that waited looks again.
+            # `answer_of` again: the origin may have become unreachable while this lookup waited for its slot.
             async with objects.engine.lookup_slots(objects.identity, objects.config.first_concurrency):
                 request = partial(self._request, path)
                 return await answer_of(objects, request, path, None if stale is None else lambda: stale)
@@ -301,7 +303,3 @@ class Lookups:
             watch = self._change_feeds.snapshot(position, parent) if is_covered(info) else None
             objects.learn(path, info, asked_at=now, counter=counter, watch=watch)
             parent = info
-
-
-def _without_download(entry: Entry) -> Resolved:
-    return entry, None

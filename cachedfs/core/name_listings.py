@@ -123,7 +123,8 @@ class _FolderNames:
     """The lookups of names in one folder, and the listing that saves further ones."""
 
     def __init__(self) -> None:
-        self.n_asked = self.n_pages = 0  # without the first page
+        self.n_asked = 0
+        self.n_pages = 0  # read, but for the first one
         self.epoch: int | None = None  # of the origin when the listing began
         self.paths: set[str] | None = None  # of the complete listing
         self.listed_at = 0.0

@@ -133,7 +133,7 @@ class Objects:
         engine.users.add(self)
         # The engine last: a thread that sees it must also see its entries.
         self.store, self.engine = engine.cache.metadata, engine
-        if not engine.pid:  # it is being closed
+        if not engine.is_open:  # it is being closed
             self.engine_closed()
         return engine if name == "engine" else engine.cache.metadata
 

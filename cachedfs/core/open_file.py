@@ -50,7 +50,7 @@ class RawFile(io.RawIOBase):
         may_go_on = self._version is not None and self._version.n_blocks > 1
         self._reads_ahead = may_go_on and reader.objects.config.read_ahead > 0
         if self.info.size is None:
-            data = reader.objects.engine.run(reader.collect(entry, None, None))
+            data = reader.objects.engine.run(reader.read_version(entry, None, None))
             self._data: bytes | None = data
             self.size = len(data)
         else:
@@ -135,7 +135,7 @@ class RawFile(io.RawIOBase):
         n = self._copy(position, into)  # the most common case first: more of the current block
         if not n:
             self._checkClosed()  # by another thread, while this one waited for the BufferedReader's lock
-            if self._download is None and not self._engine.by_block and self._engine.pid:
+            if self._download is None and not self._engine.by_block and self._engine.is_open:
                 n = self._from_cache(position, into)
         if not n:
             if position >= self.size or not len(into):
@@ -154,14 +154,14 @@ class RawFile(io.RawIOBase):
         if self._data is not None:
             data = self._data[self._position :]
         else:
-            if not self._engine.pid:
-                self._after_fork()
+            if not self._engine.is_open:
+                self._switch_engine()
             if self._download is None or not self._download.covers(self._position):
                 self._stop_opening()
             start, version = self._position, self._version
             data = None if version is None else self._reader.cached_bytes(version, start, self.size)
             if data is None:
-                data = self._engine.run(self._reader.collect(self._entry, start, None, self._download))
+                data = self._engine.run(self._reader.read_version(self._entry, start, None, self._download))
             else:
                 self._engine.hits += len(covering(Range(start, self.size), self._block_size))
                 self._engine.bytes_served += len(data)
@@ -174,7 +174,7 @@ class RawFile(io.RawIOBase):
             self._block = None
             self._stop_opening()
             self._download = None
-            if self._version is not None and self._observed >= 0 and self._engine.pid:
+            if self._version is not None and self._observed >= 0 and self._engine.is_open:
                 self._engine.call_soon(self._readahead.close_file, self._version, id(self))
         super().close()
 
@@ -185,8 +185,8 @@ class RawFile(io.RawIOBase):
             n = min(len(into), self.size - position)
             into[:n] = self._data[position : position + n]
             return n
-        if not self._engine.pid:
-            self._after_fork()
+        if not self._engine.is_open:
+            self._switch_engine()
         n = self._from_download(position, into) or self._from_cache(position, into)
         while n == 0:
             self._download = self._engine.run(self._fetch(position, len(into)))
@@ -235,10 +235,10 @@ class RawFile(io.RawIOBase):
         is_observed = self._reads_ahead and history is not None and history.n_to_observe >= 0
         if is_observed and index != self._observed:
             self._observed = index
-            observe = partial(self._readahead.observe, left=self._left(position), file=id(self))
+            observe = partial(self._readahead.observe, last_stop=self._last_stop(position), file=id(self))
             self._engine.call_soon(observe, version, position, position + n)
 
-    def _left(self, position: int) -> int:
+    def _last_stop(self, position: int) -> int:
         """Return where the reads before the one at `position` ended."""
         return self._seek_from if self._seek_to == position else position
 
@@ -341,20 +341,17 @@ class RawFile(io.RawIOBase):
             observe(version, last * size, (last + 1) * size)
         self._observed = want.start // size
         stop = min(want.stop, (self._observed + 1) * size)
-        observe(version, want.start, stop, left=self._left(want.start), missed=covering(want, size))
+        observe(version, want.start, stop, last_stop=self._last_stop(want.start), missed=covering(want, size))
 
     def _stop_opening(self) -> None:
         """Stop the request of open() after its current block, because the reads are elsewhere."""
         download, self._opening = self._opening, None
-        if download is not None and not download.done and self._engine.pid:
+        if download is not None and not download.done and self._engine.is_open:
             block_end = -(-max(download.filled, 1) // self._block_size) * self._block_size
             self._engine.call_soon(download.stop_soon, block_end)
 
-    def _after_fork(self) -> None:
-        """Switch to the child's engine after a fork.
-
-        The downloads stay with the parent.
-        """
+    def _switch_engine(self) -> None:
+        """Use the engine of now: the one before was closed, or is the parent process's. Its downloads are not used."""
         self._engine = self._reader.objects.engine
         self._cache = self._engine.cache
         self._block = self._download = self._opening = None

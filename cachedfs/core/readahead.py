@@ -57,13 +57,14 @@ class ObjectHistory(ReadHistory):
 
     def __init__(self, block_size: int) -> None:
         super().__init__(block_size)
-        self.requested: set[int] = set()  # blocks requested and not read yet: reading them is no hit
+        # Blocks requested for a caller or ahead (those are in `unread` too), and not read yet: reading them is no hit.
+        self.requested: set[int] = set()
         self.n_to_observe = 0  # reads of cached blocks to be observed from now on
         self.files: set[int] = set()  # ids of the open files that are read ahead
         self.n_misses = 0
         self.rest: list[int] | None = None  # blocks to request, once the rest is worth fetching
         self.n_earned = 0  # blocks of the rest that may be requested now
-        self.of_rest: deque[Download] = deque(maxlen=MOST_KEPT)  # the latest requests sent for the rest
+        self.rest_sent: deque[Download] = deque(maxlen=MOST_KEPT)  # the latest requests sent for the rest
 
     def take(self, blocks: range) -> bool:
         """Return whether some of these blocks were requested and not read yet. They are read now. From any thread."""
@@ -141,7 +142,7 @@ class Readahead:
         start: int,
         stop: int,
         *,
-        left: int | None = None,
+        last_stop: int | None = None,
         file: int | None = None,
         missed: range = range(0),
         is_first: bool = False,
@@ -149,7 +150,7 @@ class Readahead:
         """Record a read, by the open file with this id or by range, and request what will probably be read next.
 
         The reader may have to wait for the blocks `missed`. `is_first`: the object was unknown, and the request that
-        looks it up also brings these bytes. `left`: see `ReadHistory.observe`.
+        looks it up also brings these bytes. `last_stop`: see `ReadHistory.observe`.
         """
         if _is_declared.get() or version.n_blocks < 2:
             return
@@ -163,7 +164,7 @@ class Readahead:
             history.n_misses, history.n_to_observe = history.n_misses + is_first, CACHED_AFTER
             self._request_rest(version, history, missed, per_request, most)
         n_touched = history.n_touched
-        for run in history.observe(start, stop, left=left):
+        for run in history.observe(start, stop, last_stop=last_stop):
             history.end(run, {index for download in run.requests for index in download.blocks_until_stop})
             self._downloads.cancel_speculative(run.requests)
         # A read is reported twice if its block is stored, and released, before the reader takes the bytes.
@@ -198,7 +199,7 @@ class Readahead:
         if history.rest:
             blocks, history.rest = history.rest[: history.n_earned], history.rest[history.n_earned :]
             history.n_earned -= len(blocks)
-            self._downloads.launch_speculative(version, requests_for(blocks, per_request), history.of_rest)
+            self._downloads.launch_speculative(version, requests_for(blocks, per_request), history.rest_sent)
 
     def _is_missing(self, version: Version, index: int) -> bool:
         engine = self._objects.engine
@@ -241,7 +242,7 @@ class Readahead:
             return
         # A read inside an object says nothing about the next object.
         found = self._find(path) if start is None or start <= 0 else None
-        if found is None or found[1] in found[0].reads.lately:
+        if found is None or found[1] in found[0].reads.recent:
             return
         series, place = found
         series.reads.observe(place)
@@ -343,11 +344,11 @@ class Readahead:
             entry = None if exists else self._objects.fresh(path)
             if not exists and (entry is None or self._objects.version(entry) is None):
                 break  # it is not known to exist
-            self._ask(series, path, place, min(size, config.whole_request))
+            self._submit(series, path, place, min(size, config.whole_request))
             n += 1
         return n
 
-    def _ask(self, series: Series, path: str, place: Place, size: int) -> None:
+    def _submit(self, series: Series, path: str, place: Place, size: int) -> None:
         series.reads.unread.add(place)
         self.awaited.add(path)
 

@@ -238,7 +238,7 @@ class Reader:
                     try:
                         # After a change, the bytes of any one version do.
                         is_pinned = tries_left == TRIES - 1
-                        return await self._collect(entry, start, stop, download, is_pinned=is_pinned)
+                        return await self._read_version(entry, start, stop, download, is_pinned=is_pinned)
                     except (ObjectChanged, ChecksumMismatch):
                         if not tries_left:
                             raise
@@ -280,7 +280,7 @@ class Reader:
                 self.objects.engine.run(_for_each(missing, fetch, most))
         return found
 
-    async def collect(
+    async def read_version(
         self,
         entry: Entry,
         start: int | None,
@@ -299,9 +299,9 @@ class Reader:
         if ahead.size and (version := self.objects.version(entry)) is not None:
             self.downloads.launch(version, covering(ahead, self._block_size))
         with waiting(entry.path, start, stop):
-            return await self._collect(entry, start, stop, download)
+            return await self._read_version(entry, start, stop, download)
 
-    async def _collect(
+    async def _read_version(
         self,
         entry: Entry,
         start: int | None,
@@ -329,13 +329,15 @@ class Reader:
                 for index in blocks:
                     engine.cache.touch(version, index)
         if data is None:
-            data = await self._gather(version, want, blocks, download)
+            data = await self._read_runs(version, want, blocks, download)
         engine.bytes_served += size
         if (versions := _versions_read.get()) is not None:
             versions.setdefault(entry.path, set()).add(version.fingerprint)
         return data
 
-    async def _gather(self, version: Version, want: Range, blocks: range, download: Download | None) -> bytes:
+    async def _read_runs(
+        self, version: Version, want: Range, blocks: range, download: Download | None
+    ) -> bytes:
         """Return bytes of several blocks, cached or fetched; those that `download` brings do not count as hits."""
         n = self._whole_request // self._block_size  # blocks of one request
         requested = Range(0, 0) if download is None else Range(download.start, download.stop)
@@ -344,8 +346,8 @@ class Reader:
         view = buffer.getbuffer()
         try:
             runs = [blocks[i : i + n] for i in range(0, len(blocks), n)]
-            gather = partial(self._gather_run, version, view, want, fetched, sources)
-            await _for_each(runs, gather, 2 * self.objects.config.first_concurrency)
+            read_run = partial(self._read_run, version, view, want, fetched, sources)
+            await _for_each(runs, read_run, 2 * self.objects.config.first_concurrency)
         finally:
             with contextlib.suppress(BufferError):  # of a canceled read, a thread may still copy
                 view.release()
@@ -354,7 +356,7 @@ class Reader:
                 raise source.mismatch
         return buffer.getvalue()
 
-    async def _gather_run(
+    async def _read_run(
         self,
         version: Version,
         view: memoryview,

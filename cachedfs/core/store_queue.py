@@ -35,7 +35,7 @@ GATHER_S = 0.005
 BATCH_BYTES = 8 << 20  # stored at once, about: amortizes a transaction, and lets drain() end in time
 # A block counts as at least so many bytes: it takes as long to store, and the kernel looks through the locks of all blocks
 # that wait for each lock that is taken.
-LEAST = 256 << 10
+LEAST_BYTES = 256 << 10
 DRAIN_S = 5.0  # longest wait for the last blocks to be stored at exit
 
 
@@ -64,8 +64,8 @@ class StoreQueue:
         self._lock = threading.RLock()  # guards the start of the thread, and the counters
         self._thread: threading.Thread | None = None
         self._has_warned = False  # the failure to start the thread was logged
-        # Of each active prefetch plan: returns which of the fetched blocks to store, and those to evict first for them.
-        # Changed on the event loop thread.
+        # A function of each active prefetch plan: it returns which of the fetched blocks to store, and which cached ones
+        # to evict first for them. Changed on the event loop thread.
         self.plans: list[Callable[[_Pairs], tuple[_Pairs, Iterator[BlockKey]]]] = []
         self.queued_bytes = 0
         self.n_blocks = 0  # blocks added so far
@@ -84,7 +84,7 @@ class StoreQueue:
         with self._lock:
             for block in blocks:
                 block.download.n_received += 1
-                self.queued_bytes += max(block.size, LEAST)
+                self.queued_bytes += max(block.size, LEAST_BYTES)
             self.n_blocks += len(blocks)
             self._queue.put(_Item(blocks, bounds, records, then))
             if self._thread is None and not sys.is_finalizing():  # a thread would never begin then
@@ -167,7 +167,7 @@ class StoreQueue:
             if are_stored := is_possible and self._attempt(put, pairs, bounds, records):
                 records = []
             with self._lock:
-                self.queued_bytes -= sum([max(block.size, LEAST) for block in blocks])
+                self.queued_bytes -= sum([max(block.size, LEAST_BYTES) for block in blocks])
             self._attempt(self._stored, blocks, are_stored)
         if records:
             self._attempt(partial(self._cache.metadata.keep_records, waits=True), records)

@@ -84,7 +84,7 @@ def _export(
 
     def file_with(block: tuple[Version, int]) -> str | None:
         span = span_of(*block)
-        placed = known.at(key_of(identity, block[0].info), span.start)
+        placed = known.find(key_of(identity, block[0].info), span.start)
         return placed.file if placed is not None and placed.piece.stop >= span.stop else None
 
     def put(groups: list[BlockGroup]) -> int:

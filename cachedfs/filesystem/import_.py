@@ -241,7 +241,7 @@ class _Import:
     def _alone(self, name: str) -> Iterator[None]:
         """Let two simultaneous imports fetch each file once; go on if the other one takes long, as it may be stopped."""
         lock = ObjectKey("", name, "who imports it?", 0).hash64(0)
-        is_ours = self._engine.run(self._engine.locked(lock, within_s=OVERDUE_S))
+        is_ours = self._engine.run(self._engine.take_lock(lock, within_s=OVERDUE_S))
         try:
             yield
         finally:

@@ -207,7 +207,7 @@ class ReadMethods(MetadataMethods):
             data = await asyncio.to_thread(cached)
         if data is not None:
             return data
-        return await self._hop(self._reader.collect(entry, start, stop, download, **more))
+        return await self._hop(self._reader.read_version(entry, start, stop, download, **more))
 
     async def _get_one(self, rpath: Any, lpath: Any, callback: Any) -> None:
         path = self._strip_object(rpath)
@@ -228,7 +228,7 @@ class ReadMethods(MetadataMethods):
             try:
                 for start in range(0, size or 1, WINDOW):
                     stop = None if size is None else min(size, start + WINDOW)
-                    data = await self._hop(self._reader.collect(entry, start, stop))
+                    data = await self._hop(self._reader.read_version(entry, start, stop))
                     await asyncio.to_thread(file.write, data)
                     callback.relative_update(len(data))
                 return

@@ -144,7 +144,7 @@ class PrefetchPlan:
         state = "done" if failure is None else "failed"
         if isinstance(failure, asyncio.CancelledError):
             state, failure = "cancelled", None
-            if not self._engine.pid:
+            if not self._engine.is_open:
                 state = "failed"
                 failure = OriginUnavailable("the process is exiting: the prefetch was canceled")
         self.failure = failure

@@ -1,1 +1,1 @@
-"""Readahead: predict the next reads from access patterns, and fetch them in the background."""
+"""Predict the next reads from access patterns, without I/O. `cachedfs.core.readahead` requests them."""

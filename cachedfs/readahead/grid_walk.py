@@ -18,7 +18,7 @@ NEEDED = 4  # chunks read in order before readahead starts; random orders rarely
 LONG = 8  # reads after which chunks may be out of order
 REACH = 16  # chunks by which a read may then be early or late: zarr has ten reads in flight
 MOST_WALKS = 8
-LATELY = 32  # latest chunks remembered; reading one of them again is ignored
+RECENT = 32  # latest chunks remembered; reading one of them again is ignored
 WASTE_SHARE = 20  # one window, plus 1/20 of the chunks read in order, may be requested and not read
 MOST_AHEAD = 256  # chunks
 ENDLESS = 1 << 62
@@ -116,7 +116,7 @@ class GridHistory:
     def __init__(self, extents: Extents) -> None:
         self.extents = extents
         self.walks: list[GridWalk] = []  # the one that advanced last comes first
-        self.lately: deque[Place] = deque(maxlen=LATELY)
+        self.recent: deque[Place] = deque(maxlen=RECENT)
         self.unread: set[Place] = set()
         self.n_followed = 0  # chunks read in order
 
@@ -129,14 +129,14 @@ class GridHistory:
     def observe(self, place: Place) -> None:
         """Record a read of chunk `place`."""
         self.unread.discard(place)
-        previous = self.lately[-1] if self.lately else None
-        self.lately.append(place)
+        previous = self.recent[-1] if self.recent else None
+        self.recent.append(place)
         for walk in self.walks:
             if (moved := walk.after(place)) is not None:
                 self.walks = [moved, *(other for other in self.walks if other is not walk)]
                 self.n_followed += moved.n_read > NEEDED
                 return
-        if (near := _any_order(list(self.lately)[-LONG:], self.extents)) is not None:
+        if (near := _any_order(list(self.recent)[-LONG:], self.extents)) is not None:
             self.walks = [near, *(walk for walk in self.walks if walk.n_read >= NEEDED)][:MOST_WALKS]
             return
         moved_by = _moved(previous, place) if previous is not None else ()
@@ -162,7 +162,7 @@ class GridHistory:
             place = walk.place(number)
             if place in self.unread:
                 break
-            if place not in self.lately:
+            if place not in self.recent:
                 found.append(place)
         return found[::-1][: max(0, most + self.n_followed // WASTE_SHARE - len(self.unread))]
 
@@ -172,20 +172,20 @@ def _moved(there: Place, here: Place) -> tuple[Digit, ...]:
     return tuple(Digit(axis, b - a) for axis, (a, b) in enumerate(zip(there, here, strict=True)) if a != b)
 
 
-def _any_order(lately: Sequence[Place], extents: Extents) -> GridWalk | None:
+def _any_order(recent: Sequence[Place], extents: Extents) -> GridWalk | None:
     """Return a walk through the whole grid if the latest reads are close together on it, in any order.
 
     A reader with many threads starts like this: it reads in order, but its first reads arrive out of order.
     """
     lengths = [extent or 0 for extent in extents]
-    if len(lately) < LONG or math.prod(lengths) < REACH * LONG:
+    if len(recent) < LONG or math.prod(lengths) < REACH * LONG:
         return None
     axes = [axis for axis, length in enumerate(lengths) if length > 1]
     for order, step in itertools.product((axes[::-1], axes), (1, -1)):
         digits = [Digit(axis, step, lengths[axis]) for axis in order]
         first = tuple(0 if step > 0 else length - 1 for length in lengths)
         walk = GridWalk(first, (*digits[:-1], Digit(order[-1], step)), n_read=LONG)
-        numbers = [walk.number(place) or 0 for place in lately]
+        numbers = [walk.number(place) or 0 for place in recent]
         low, high = min(numbers), max(numbers)
         if high - low < REACH and sum(numbers[LONG // 2 :]) >= sum(numbers[: LONG // 2]):
             return walk._replace(last=high, n_skipped=high - low + 1 - LONG)

@@ -24,7 +24,7 @@ MAY_STEP, GOES_ON, STEPS = 1, 2, 3  # how a read follows the reads of a run
 ENOUGH = 2  # steps that make a pattern, from block to block or from piece to piece
 FUTURE = 2  # a reader is assumed to go on for this many times as long as so far
 MUCH = 4  # 1 / MUCH of an object read: the rest is likely to be read too
-LEAST = 6  # reads that waited; reading a table's footer and a few of its columns takes fewer
+LEAST_MISSES = 6  # reads that waited; reading a table's footer and a few of its columns takes fewer
 
 
 def is_rest_worth_it(n_misses: int, n_missing: int, *, per_request: int) -> bool:
@@ -36,7 +36,7 @@ def is_rest_worth_it(n_misses: int, n_missing: int, *, per_request: int) -> bool
     n_requests = -(-n_missing // per_request)
     if n_requests <= 1:
         return n_requests == 1 and n_misses >= ENOUGH
-    return n_misses >= LEAST and FUTURE * n_misses >= n_requests
+    return n_misses >= LEAST_MISSES and FUTURE * n_misses >= n_requests
 
 
 def earned(n_touched: int, n_blocks: int, *, per_request: int, is_metered: bool) -> int:
@@ -71,7 +71,7 @@ class Run:
     requests: deque[Any] = field(default_factory=deque)  # the caller's, for what was requested ahead of it
 
     @property
-    def behind(self) -> int:
+    def next_block(self) -> int:
         """Index after the last block that was read of the piece."""
         return -(-self.stop // self.block_size)
 
@@ -92,15 +92,15 @@ class Run:
         if steps and self.repeats >= ENOUGH and start > self.stop:
             return STEPS
         # It goes on at the end of the piece, a little before, or after a small gap.
-        first, begin, behind = start // self.block_size, self.start // self.block_size, self.behind
-        if max(begin, behind - 2) <= first and WASTE_SHARE * (first - behind) <= behind - begin:
+        first, begin, next_block = start // self.block_size, self.start // self.block_size, self.next_block
+        if max(begin, next_block - 2) <= first and WASTE_SHARE * (first - next_block) <= next_block - begin:
             return GOES_ON
         return MAY_STEP if steps else 0
 
     def go_on(self, stop: int) -> int:
         """Record a read that continues the piece; return the number of further blocks."""
-        before, self.stop = self.behind, max(self.stop, stop)
-        n_read = self.behind - before
+        before, self.stop = self.next_block, max(self.stop, stop)
+        n_read = self.next_block - before
         self.n_steps += n_read > 0
         return n_read
 
@@ -118,15 +118,15 @@ class Run:
 
     def rest_of_piece(self, n_blocks: int, per_request: int, room: int) -> range:
         """Return the blocks to request of the current piece, of which `room` may be requested and unread."""
-        behind, limit, doublings = self.behind, n_blocks, self.n_steps - ENOUGH
+        next_block, limit, doublings = self.next_block, n_blocks, self.n_steps - ENOUGH
         # the end if this piece is as long as the earlier ones
         end = -(-(self.start + self.length) // self.block_size) if self.repeats else 0
-        if behind <= end:
+        if next_block <= end:
             limit, doublings = min(n_blocks, end), max(doublings, self.repeats - ENOUGH)
-        start = max(self.asked, behind)
+        start = max(self.asked, next_block)
         if doublings < 0 or start >= limit:
             return range(0)
-        stop = min(limit, behind + min(room, per_request << min(doublings, 32)))
+        stop = min(limit, next_block + min(room, per_request << min(doublings, 32)))
         if stop < limit:
             stop -= (stop - start) % min(per_request, max(room, 1))
         return range(start, max(start, stop))
@@ -161,14 +161,14 @@ class ReadHistory:
         self.n_touched = 0  # blocks read
         self.takes_turns = False  # a run continued after another was read: both are active
 
-    def observe(self, start: int, stop: int, *, left: int | None = None) -> list[Run]:
+    def observe(self, start: int, stop: int, *, last_stop: int | None = None) -> list[Run]:
         """Record a read of the bytes `[start, stop)`; return the runs that are over. Call `end` for each.
 
-        Reads inside the block read last need not be reported; `left` is then the position they reached.
+        Reads inside the block read last need not be reported; `last_stop` is then where they ended.
         """
         latest = self.runs[0] if self.runs else None
-        if latest and left is not None and latest.stop < left <= latest.behind * self.block_size:
-            latest.stop = left
+        if latest and last_stop and latest.stop < last_stop <= latest.next_block * self.block_size:
+            latest.stop = last_stop
         kinds = [run.follows(start) for run in self.runs]
         if kind := max(kinds, default=0):
             run = self.runs[kinds.index(kind)]
@@ -234,7 +234,7 @@ class ReadHistory:
         run, others = self.runs[0], self.runs[1:] if self.takes_turns else []
         share = most // (1 + sum(max(each.n_steps, each.repeats) >= ENOUGH for each in others))
         left = most + self.n_touched // WASTE_SHARE - len(self.unread)
-        n_asked = max(0, run.asked - run.behind)
+        n_asked = max(0, run.asked - run.next_block)
         piece = run.rest_of_piece(n_blocks, per_request, min(share, left + n_asked))
         run.asked = max(run.asked, piece.stop)
         n_new = len(piece)

@@ -70,12 +70,12 @@ class Gatherer:
     """The blocks that wait to be written. Use it with a lock; times are of any steady clock.
 
     A large part of an object gets a file of its own as soon as it is complete. Small objects wait until they fill a file,
-    or until nothing more came for as long as the reading took.
+    or until nothing more came for as long as this process has been reading, within SETTLE_S and LONGEST_S.
     """
 
     def __init__(self) -> None:
         self._groups: dict[tuple[str, int], BlockGroup] = {}
-        self._began_at = self._last_at = 0.0
+        self._began_at = self._last_at = 0.0  # of the first block ever, and of the last one
         self._n_bytes = 0  # in memory
 
     def __bool__(self) -> bool:

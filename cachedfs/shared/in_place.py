@@ -43,7 +43,7 @@ class _BlockOfPiece(OpenBlock):
 
 @functools.lru_cache(maxsize=1024)
 def _key_of(version: Version, size: int, id: str | None) -> str | None:
-    """Return the key of a version; size and id are in it, but do not tell versions apart."""
+    """Return the key of a version. Equal versions may have other sizes and ids, so these are arguments for the cache."""
     return shareable_key(version.identity, version.info)
 
 
@@ -55,11 +55,11 @@ class BlocksInPlace:
 
     def __init__(
         self,
-        folder: SharedFolder | SharedBucket,
+        place: SharedFolder | SharedBucket,
         known: KnownPieces,
         reject: Callable[[str, DamagedFile | OSError], None],
     ) -> None:
-        self._folder, self._known, self._reject = folder, known, reject
+        self._place, self._known, self._reject = place, known, reject
         self._left_alone = dict[str, float]()  # files that could not be read, until when (monotonic)
         self.bytes_read = 0
 
@@ -70,7 +70,7 @@ class BlocksInPlace:
         if (placed := self._placed(key, index)) is None:
             return None
         try:
-            file = self._folder.open(placed.file)
+            file = self._place.open(placed.file)
             piece, offset = file.find(placed)
         except (DamagedFile, OSError) as error:
             self._exclude(placed.file, error)
@@ -81,10 +81,10 @@ class BlocksInPlace:
         checksums = piece.checksums[skipped // PAGE : -(-(stop - piece.start) // PAGE)]
         trailer = BlockTrailer(stop - start, tuple(checksums), b"", is_shared=True)
         self.bytes_read += stop - start
-        return _BlockOfPiece(file, f"{self._folder.path}/{placed.file}", trailer, offset + skipped)
+        return _BlockOfPiece(file, f"{self._place.path}/{placed.file}", trailer, offset + skipped)
 
     def exclude(self, path: str, error: BadBlock | OSError) -> bool:
-        folder, file = f"{self._folder.path}/", path.removeprefix(f"{self._folder.path}/")
+        folder, file = f"{self._place.path}/", path.removeprefix(f"{self._place.path}/")
         if not path.startswith(folder):
             return False
         self._exclude(file, DamagedFile(str(error)) if isinstance(error, BadBlock) else error)
@@ -96,7 +96,7 @@ class BlocksInPlace:
             self._reject(placed.file, DamagedFile("its bytes are not those of the origin"))
 
     def close_deleted(self) -> None:
-        self._folder.close_deleted()
+        self._place.close_deleted()
 
     def _exclude(self, file: str, error: DamagedFile | OSError) -> None:
         """Reject a damaged file. Leave one alone that cannot be read: what is in it is copied, or asked of the origin."""
@@ -107,7 +107,7 @@ class BlocksInPlace:
 
     def _placed(self, key: ObjectKey, index: int) -> PlacedPiece | None:
         """Return the piece that has all of a block, on pages of its own, if it may be read in place now."""
-        placed = self._known_piece(key, index) if self._folder.is_local and not self._folder.is_off else None
+        placed = self._known_piece(key, index) if self._place.is_local and not self._place.is_off else None
         start = index * key.block_size
         if placed is None or (start - placed.piece.start) % PAGE:
             return None
@@ -118,4 +118,4 @@ class BlocksInPlace:
 
     def _known_piece(self, key: ObjectKey, index: int) -> PlacedPiece | None:
         name = _key_of(key, key.size, key.info.id) if isinstance(key, Version) else None
-        return None if name is None else self._known.at(name, index * key.block_size)
+        return None if name is None else self._known.find(name, index * key.block_size)

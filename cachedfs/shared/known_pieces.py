@@ -42,7 +42,7 @@ class KnownPieces:
                     del self._by_key[key]
             self._n -= len(keys)
 
-    def at(self, key: str, position: int) -> PlacedPiece | None:
+    def find(self, key: str, position: int) -> PlacedPiece | None:
         """Return the piece of an object version that has the byte at `position`, and the most bytes after it."""
         found = [each for each in self._by_key.get(key, ()) if each.piece.start <= position < each.piece.stop]
         return max(found, key=lambda each: each.piece.stop, default=None)

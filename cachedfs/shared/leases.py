@@ -31,14 +31,14 @@ def lease_of(key: str, position: int) -> str:
 
 
 class Leases:
-    """The leases of one process in a folder; `held` are its own.
+    """The leases of one process at a place; `held` are its own.
 
     `node` returns the name of this one, which all processes with the same local cache have. All methods block, and raise
-    no errors of the folder.
+    no errors of the place.
     """
 
-    def __init__(self, folder: SharedFolder | SharedBucket, node: Callable[[], str]) -> None:
-        self._folder, self._node = folder, node
+    def __init__(self, place: SharedFolder | SharedBucket, node: Callable[[], str]) -> None:
+        self._place, self._node = place, node
         self.alone_at = -math.inf  # when it last looked for other nodes, if it found none
         self._met_at = self._renewed_at = -math.inf  # when it last found one, and said that there is none
         self._looking = threading.Lock()  # guards these, and the next one
@@ -49,12 +49,12 @@ class Leases:
 
     def is_alone(self) -> bool:
         """Return whether no other node fetches small objects now. One that begins later lets this one know."""
-        if not isinstance(self._folder, SharedFolder):
+        if not isinstance(self._place, SharedFolder):
             return False
         with self._looking:
             now, is_alone = time.monotonic(), False
             with contextlib.suppress(OSError):  # it can only be read, is full, or has no links
-                is_alone = self._look_around(self._folder, now)
+                is_alone = self._look_around(self._place, now)
             self.alone_at = now if is_alone else -math.inf
             return is_alone
 
@@ -87,7 +87,7 @@ class Leases:
 
     def take(self, names: Sequence[str]) -> set[str]:
         """Take leases; return those that this node may use. Nodes that hold the others are asked to hurry."""
-        if self._folder.times_itself and names:  # at a URL, each takes a request
+        if self._place.times_itself and names:  # at a URL, each takes a request
             found: Iterable[bool] = each_in_threads(self._take, names, at_once=len(names))
         else:
             found = map(self._take, names)
@@ -97,16 +97,16 @@ class Leases:
         if name in self.held:  # of another read, which need not bring what this one wants
             return True
         try:
-            if not self._folder.make_empty(name):
-                now = self._folder.wait_for_others()
-                modified_at = self._folder.modified_at(name)
+            if not self._place.make_empty(name):
+                now = self._place.wait_for_others()
+                modified_at = self._place.modified_at(name)
                 if modified_at is not None and now is not None and now - modified_at < EXPIRES_S:
                     return False
-                self._folder.remove(name)  # another one may do this too: then both fetch it
-                self._folder.make_empty(name)
+                self._place.remove(name)  # another one may do this too: then both fetch it
+                self._place.make_empty(name)
             self.held.add(name)
         except TimeoutError:
-            self._folder.did_not_answer()
+            self._place.did_not_answer()
         except OSError:  # it can only be read, or is full: fetch without a lease
             pass
         return True
@@ -115,18 +115,18 @@ class Leases:
         if name in self.held:
             self.held.discard(name)
             with contextlib.suppress(OSError):
-                self._folder.remove(name)
+                self._place.remove(name)
 
     @property
     def are_held(self) -> bool:
-        """True if the folder has a lease of this process, or says that its node is alone."""
+        """True if the place has a lease of this process, or says that its node is alone."""
         return self.alone_at > -math.inf or bool(self.held)
 
     def release_all(self) -> None:
-        if self.alone_at > -math.inf and isinstance(self._folder, SharedFolder):
+        if self.alone_at > -math.inf and isinstance(self._place, SharedFolder):
             with contextlib.suppress(OSError):
-                if (found := self._folder.node_alone()) is not None and found[0] == self._node():
-                    self._folder.remove(ALONE)
+                if (found := self._place.node_alone()) is not None and found[0] == self._node():
+                    self._place.remove(ALONE)
         for name in list(self.held):
             self.release(name)
 
@@ -134,14 +134,14 @@ class Leases:
         """Let leases of this process count from now."""
         for name in names:
             with contextlib.suppress(OSError):
-                self._folder.renew(name)
+                self._place.renew(name)
 
     def is_awaited(self) -> bool:
         """Return whether a node has begun to wait for another one since the last call, and perhaps for this one."""
         if not self.are_held:
             return False
         with contextlib.suppress(OSError):
-            at = self._folder.waited_at()
+            at = self._place.waited_at()
             is_new, self._waiting_at = at != self._waiting_at, at
             return is_new
         return False

@@ -1,8 +1,8 @@
 """The files of a shared cache: pieces of objects, an index of them, and the size of the index.
 
-The index are rows: `["cachedfs", identity, made_at]`, a row `["piece", *Piece]` for each piece in the order of their bytes,
-and metadata (`metadata_rows`). A file with one large piece is named after it, others after the hash of what is in them,
-so the content of a name never changes, and whoever writes it again writes the same.
+The index is a list of rows: `["cachedfs", identity, made_at]`, a row `["piece", *Piece]` for each piece in the order
+of their bytes, and metadata (`metadata_rows`). A file with one large piece is named after it, others after the hash
+of what is in them, so the content of a name never changes, and whoever writes it again writes the same.
 """
 
 from __future__ import annotations

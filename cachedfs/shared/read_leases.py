@@ -54,37 +54,37 @@ class ReadLeases:
 
     def __init__(
         self,
-        folder: SharedFolder | SharedBucket,
+        place: SharedFolder | SharedBucket,
         index: SharedIndex,
         leases: Leases,
         accepts: Callable[[ObjectInfo], bool],
         pool: DaemonThreadPool,
     ) -> None:
-        self._folder, self._index, self._leases, self._pool = folder, index, leases, pool
+        self._place, self._index, self._leases, self._pool = place, index, leases, pool
         self._accepts = accepts
-        self._awaited: set[str] = set()  # leases that another node had at the last try of a read
+        self._elsewhere: set[str] = set()  # leases that another node had at the last try of a read
         self._met_at = -math.inf  # when another node last had a lease that this one wanted
         self._waiting: dict[str, _Batch] = {}  # the batch that may still grow, by subfolder
         self._taking, self._has_room, self._n_reads = asyncio.Lock(), asyncio.Event(), 0
         self._has_room.set()
-        # Leases to renew, until when (monotonic); others expire, as of a read that was canceled.
+        # Until when to renew each lease (monotonic). Those that are not here expire, as that of a canceled read.
         self._renewed: dict[str, float] = {}
         self._is_renewing, self._is_looking = False, False
 
     def begin(self, key: str, info: ObjectInfo, position: int) -> ReadLease:
         """Begin to take the lease for a read, which is to `end` it."""
         is_alone = time.monotonic() - self._met_at >= EXPIRES_S
-        asks_first = is_alone and self._folder.times_itself and self._may_take(info)
+        asks_first = is_alone and self._place.times_itself and self._may_take(info)
         answered = asyncio.get_running_loop().create_future()
         task = asyncio.ensure_future(self._take_or_wait(key, info, position, answered))
         return ReadLease(lease_of(key, position), task, answered, asks_first)
 
     def is_elsewhere(self, lease: ReadLease) -> bool:
         """Return whether another node has it."""
-        return lease.name in self._awaited
+        return lease.name in self._elsewhere
 
     def end(self, lease: ReadLease, *, is_complete: bool) -> None:
-        """Note the end of a read. If all came, keep its lease until that is there; else release it, also one to come."""
+        """End a read. If all came, keep its lease until that is shared; else release it, also if it is taken later."""
 
         def end(task: asyncio.Task[bool]) -> None:
             if not task.cancelled() and task.exception() is None and task.result():
@@ -97,7 +97,7 @@ class ReadLeases:
         lease.task.add_done_callback(end)
 
     def _may_take(self, info: ObjectInfo) -> bool:
-        return self._folder.is_ready and self._accepts(info)
+        return self._place.is_ready and self._accepts(info)
 
     async def _take_or_wait(
         self, key: str, info: ObjectInfo, position: int, answered: asyncio.Future[None]
@@ -106,7 +106,7 @@ class ReadLeases:
 
         Wait while another node fetches it, until it is there or the lease expires.
         """
-        name, (pause_s, longest_s) = lease_of(key, position), self._folder.pauses_s
+        name, (pause_s, longest_s) = lease_of(key, position), self._place.pauses_s
         until = time.monotonic() + EXPIRES_S
         subfolder = folder_of_runs(key) if (info.size or 0) >= LARGE else GATHERED
         if subfolder == GATHERED and self._is_alone():
@@ -117,13 +117,13 @@ class ReadLeases:
                     self._begin(name)
                 if not answered.done():
                     answered.set_result(None)
-                if is_ours or self._index.known.at(key, position) is not None:
+                if is_ours or self._index.known.find(key, position) is not None:
                     return is_ours
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, longest_s)
             return False
         finally:
-            self._awaited.discard(name)
+            self._elsewhere.discard(name)
 
     def _is_alone(self) -> bool:
         """Return whether no other node fetched small objects a moment ago. Look again soon."""
@@ -163,19 +163,19 @@ class ReadLeases:
 
     def _take_and_look(self, names: Sequence[str], subfolder: str) -> set[str]:
         """Take leases, unless nobody would wait for them, and see what came there before they were free. In a thread."""
-        with self._folder.asking():
+        with self._place.asking():
             if subfolder == GATHERED and self._leases.is_alone():
                 return set(names)
             taken = self._leases.take(names)
-        were_awaited = not self._awaited.isdisjoint(names)
-        if self._index.is_recent(subfolder) and taken.issuperset(names) and not were_awaited:
+        were_elsewhere = not self._elsewhere.isdisjoint(names)
+        if self._index.is_recent(subfolder) and taken.issuperset(names) and not were_elsewhere:
             return taken
         if others := set(names) - taken:
             self._met_at = time.monotonic()
-        self._awaited.difference_update(taken)
-        self._awaited.update(others)
+        self._elsewhere.difference_update(taken)
+        self._elsewhere.update(others)
         self._index.look_again(subfolder)
-        if were_awaited and subfolder != GATHERED and not self._folder.lists_all:
+        if were_elsewhere and subfolder != GATHERED and not self._place.lists_all:
             self._index.look(GATHERED)  # the other node may have put less than LARGE there
         return taken
 

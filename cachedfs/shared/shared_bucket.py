@@ -43,7 +43,7 @@ class SharedBucket(OriginStore, SharedPlace):
         OriginStore.__init__(self, self._opened, root, run=self._io.run, answers_s=self.answers_s)
         self._opening = threading.Lock()
         self._opened_origin: Origin | None = None
-        self._clock = (0.0, 0.0)  # the time by the store, and when it was that, at the latest
+        self._clock = (0.0, 0.0)  # a time of the store, and when it was that at the earliest (monotonic)
         self.is_ready = False
         self._id = os.urandom(8).hex()
 
@@ -84,8 +84,8 @@ class SharedBucket(OriginStore, SharedPlace):
 
         It is in the answers of some origins. At others, it is that of a file that is written now.
         """
-        if (told := self._opened().server_time()) is not None:
-            return told
+        if (stated := self._opened().server_time()) is not None:
+            return stated
         at, asked_at = self._clock
         if not at or time.monotonic() - asked_at > CLOCK_S:
             asked_at = time.monotonic()

@@ -23,47 +23,37 @@ THREADS = 32  # reads at a time
 class SharedCache:
     """A shared cache behind the local one. The coroutines run on the engine's event loop.
 
-    Nothing here raises an error of the folder: what cannot be read is asked of the origin, what cannot be written is not
+    Nothing here raises an error of the place: what cannot be read is asked of the origin, what cannot be written is not
     shared.
     """
 
     def __init__(self, options: SharedOptions, cache: BlockStore) -> None:
-        self._folder = place_at(options)
+        self._place = place_at(options)
         self._pool = DaemonThreadPool(THREADS, "cachedfs-shared")
-        self._index = SharedIndex(self._folder, cache.metadata, self._pool)
-        self._leases = Leases(self._folder, lambda: cache.name)
-        self._writer = SharedWriter(self._folder, cache, self._index, self._leases, most=options.size)
-        self._reads = SharedReads(
-            self._folder, self._index, cache, self._leases, self._writer.accepts, self._pool
+        self._index = SharedIndex(self._place, cache.metadata, self._pool)
+        self._leases = Leases(self._place, lambda: cache.name)
+        self._writer = SharedWriter(self._place, cache, self._index, self._leases, most=options.size)
+        self.reads = SharedReads(
+            self._place, self._index, cache, self._leases, self._writer.accepts, self._pool
         )
         self.note, self.flush, self.finish = self._writer.note, self._writer.flush, self._writer.finish
-        self.read, self.renew = self._reads.read, self._index.renew
+        self.read, self.renew = self.reads.read, self._index.renew
 
     def __repr__(self) -> str:
-        return self._folder.folder + (f" ({self._folder.trouble})" if self._folder.trouble else "")
-
-    @property
-    def bytes_given(self) -> int:
-        """The bytes that reads got from it."""
-        return self._reads.bytes_given
-
-    @property
-    def bytes_read(self) -> int:
-        """The bytes of objects that were read from it, wanted or not."""
-        return self._reads.bytes_read
+        return self._place.name + (f" ({self._place.trouble})" if self._place.trouble else "")
 
     def close(self) -> None:
-        """Write what waits if the folder answers, and end the threads."""
+        """Write what waits if the place answers, and end the threads."""
         self._writer.close()
-        if self._leases.are_held and not self._folder.is_off:
-            wait([self._pool.submit(self._leases.release_all)], self._folder.answers_s)
+        if self._leases.are_held and not self._place.is_off:
+            wait([self._pool.submit(self._leases.release_all)], self._place.answers_s)
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._folder.close()
+        self._place.close()
 
     async def has(self, identity: str, info: ObjectInfo, position: int) -> bool:
         """Return whether the byte at `position` of an object version is there."""
         key = shareable_key(identity, info)
-        return key is not None and await self._index.at(key, info, position, waits=False) is not None
+        return key is not None and await self._index.find(key, info, position, waits=False) is not None
 
 
 def place_at(options: SharedOptions) -> SharedFolder | SharedBucket:

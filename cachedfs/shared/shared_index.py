@@ -1,4 +1,4 @@
-"""The index of a shared cache in memory: its files and the pieces in them, from listings of the folder."""
+"""The index of a shared cache in memory: its files and the pieces in them, from listings of the place."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from cachedfs.shared.shared_folder import SharedFolder
 logger = logging.getLogger("cachedfs.shared")
 
 RENEW_S = 5.0  # between two listings of a subfolder
-LEARNS_S = 10.0  # longest time that a first read waits for a folder that answers, and has much to tell
-RECENT_S = 0.2  # so long, a listing of a bucket tells what is there: another one takes a request
+LEARNS_S = 10.0  # longest wait of a first read for the listing of a place that answers, and has many files
+RECENT_S = 0.2  # a listing of a bucket is used again for so long: another one takes a request
 SLACK_S = 2.0  # times of files may be rounded, and a file takes a moment to be written
 # The local cache removes metadata that is a day older, unless it has blocks of the object.
 OLD_S = 6 * 86400.0
@@ -57,13 +57,13 @@ class _Look(NamedTuple):
 class SharedIndex:
     """The index of a shared cache in memory. The coroutines run on the engine's event loop; `pool` runs what blocks.
 
-    Metadata in the files goes to `store`. Nothing here raises an error of the folder.
+    Metadata in the files goes to `store`. Nothing here raises an error of the place.
     """
 
     def __init__(
-        self, folder: SharedFolder | SharedBucket, store: MetadataStore, pool: DaemonThreadPool
+        self, place: SharedFolder | SharedBucket, store: MetadataStore, pool: DaemonThreadPool
     ) -> None:
-        self._folder, self._store, self._pool = folder, store, pool
+        self._place, self._store, self._pool = place, store, pool
         self.known = KnownPieces()
         self.written_at: dict[str, float] = {}  # of files with many pieces; changed in any thread
         self._looks: dict[str, _Look] = {}
@@ -73,44 +73,44 @@ class SharedIndex:
     async def renew(self, *, waits: bool = False) -> bool:
         """Learn what others put there, if the last time is RENEW_S ago; return whether the caller should look again.
 
-        Only the first caller waits for it, and with `waits` each.
+        Callers wait for the first listing, and with `waits` for each.
         """
         return await self._renew(self._subfolders("", 0)[0], waits=waits)
 
-    async def at(self, key: str, info: ObjectInfo, position: int, *, waits: bool) -> PlacedPiece | None:
-        """Return where the byte at `position` is; None if it is not there, or the folder is left alone."""
+    async def find(self, key: str, info: ObjectInfo, position: int, *, waits: bool) -> PlacedPiece | None:
+        """Return where the byte at `position` is; None if it is not there, or the place is left alone."""
         for subfolder in self._subfolders(key, info.size or 0):
-            if not self._folder.is_off and (placed := self.known.at(key, position)) is not None:
+            if not self._place.is_off and (placed := self.known.find(key, position)) is not None:
                 return placed
             await self._renew(subfolder, waits=waits)
-        return None if self._folder.is_off else self.known.at(key, position)
+        return None if self._place.is_off else self.known.find(key, position)
 
     def _subfolders(self, key: str, size: int) -> Sequence[str]:
         """Return what to list for the pieces of an object."""
-        if self._folder.lists_all:
+        if self._place.lists_all:
             return ("",)
         return (GATHERED, folder_of_runs(key)) if size >= LARGE else (GATHERED,)
 
     def reject(self, file: str, error: DamagedFile | OSError) -> None:
         """Use a file no more: it is damaged, or it was removed meanwhile. Leave a store alone that does not answer."""
         if isinstance(error, TimeoutError):
-            self._folder.did_not_answer()
+            self._place.did_not_answer()
             return
         if isinstance(error, OriginUnavailable | AccessDenied):
-            self._folder.leave_alone(str(error))
+            self._place.leave_alone(str(error))
             return
         self.known.remove(file)
-        self._folder.close_file(file)
+        self._place.close_file(file)
         if isinstance(error, DamagedFile) or error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             self.known.bad.add(file)
-            logger.warning("%s/%s is not used: %s", self._folder.path, file, error)
+            logger.warning("%s/%s is not used: %s", self._place.path, file, error)
         elif error.errno == errno.EACCES:
-            self._folder.warn(
-                "unreadable", f"the shared cache {self._folder.folder} cannot be read by this user: {error}"
+            self._place.warn(
+                "unreadable", f"the shared cache {self._place.name} cannot be read by this user: {error}"
             )
 
     async def _renew(self, subfolder: str, *, waits: bool) -> bool:
-        if self._folder.is_off:
+        if self._place.is_off:
             return False
         look, now = self._looks.get(subfolder), time.monotonic()
         if look is None or (look.future.done() and now >= look.again_at):
@@ -120,10 +120,10 @@ class SharedIndex:
             return False
         if not (waits or look.is_first):
             return False
-        return await self._folder.wait_for(look.future, LEARNS_S)
+        return await self._place.wait_for(look.future, LEARNS_S)
 
     def look(self, subfolder: str) -> None:
-        """Learn what is in a subfolder now. In a thread; of several that look at once, the last one looks for all."""
+        """Learn what is in a subfolder now. In a thread; those that call it during a look share the next one."""
         asked_at = time.monotonic()
         with self._looking.setdefault(subfolder, threading.Lock()):
             if self._looked_at.get(subfolder, -1.0) <= asked_at:
@@ -134,26 +134,26 @@ class SharedIndex:
     def is_recent(self, subfolder: str) -> bool:
         """Return whether a listing of a bucket tells what is there, near enough."""
         looked_at = max(self._looked_at.get(each, -RECENT_S) for each in ("", subfolder))
-        return self._folder.times_itself and time.monotonic() - looked_at < RECENT_S
+        return self._place.times_itself and time.monotonic() - looked_at < RECENT_S
 
     def look_again(self, subfolder: str) -> None:
         """Learn what is in a subfolder now, unless the first look at it takes long. In a thread."""
-        look = self._looks.get("" if self._folder.lists_all else subfolder)
-        if look is not None and (look.future.done() or self._folder.times_itself):
+        look = self._looks.get("" if self._place.lists_all else subfolder)
+        if look is not None and (look.future.done() or self._place.times_itself):
             self.look(subfolder)
 
     def _look_alone(self, subfolder: str) -> None:
         known = self.known.files(subfolder)  # what is added from here on may not be listed
         try:
-            with self._folder.asking():
-                self._folder.check()
-                files = {name: name.rpartition("/")[2] for name in self._folder.listed(subfolder)}
-            self._folder.answered()
+            with self._place.asking():
+                self._place.check()
+                files = {name: name.rpartition("/")[2] for name in self._place.listed(subfolder)}
+            self._place.answered()
         except TimeoutError:
-            self._folder.did_not_answer()
+            self._place.did_not_answer()
             return
         except OSError as error:
-            self._folder.leave_alone(str(error))
+            self._place.leave_alone(str(error))
             return
         for file in known - files.keys():
             self.known.remove(file)
@@ -169,14 +169,14 @@ class SharedIndex:
     def _learn_gathered(self, files: Sequence[str]) -> None:
         """Learn what is in new files; metadata in them goes to the local cache, with its age."""
         if files:
-            with self._folder.asking():
-                now_there = self._folder.now()
+            with self._place.asking():
+                now_there = self._place.now()
             each_in_threads(partial(self._learn_file, now_there), files)
 
     def _learn_file(self, now_there: float | None, name: str) -> None:
         try:
-            with self._folder.asking():
-                file = self._folder.open(name)
+            with self._place.asking():
+                file = self._place.open(name)
                 end = file.end()
             index = end.index()
             if not is_everywhere(index.identity):
@@ -193,14 +193,14 @@ class SharedIndex:
     ) -> None:
         """Store the metadata of a file in the local cache, unless a process of this machine did."""
         with contextlib.suppress(CacheError):  # nothing can be stored: metadata is asked of the origin
-            if self._store.lookup(_IMPORTED, f"{self._folder.path}/{name}") is None:
+            if self._store.lookup(_IMPORTED, f"{self._place.path}/{name}") is None:
                 imported = MetadataImport(self._store, identity, local_time)
                 imported.take(rows)
                 self._mark_imported(name, min(imported.oldest, clock.now()))
 
     def _mark_imported(self, name: str, at: float) -> None:
         """Note that the metadata of a file is in the local cache, as long as the oldest of it is."""
-        self._store.keep_records([MetadataRecord(_IMPORTED, f"{self._folder.path}/{name}", None, at, 0)])
+        self._store.keep_records([MetadataRecord(_IMPORTED, f"{self._place.path}/{name}", None, at, 0)])
 
     def wrote(self, name: str, placed: Sequence[PlacedPiece]) -> None:
         """Know what this process has put there."""
@@ -210,9 +210,9 @@ class SharedIndex:
                 self._mark_imported(name, clock.now())
 
     async def in_time(self, read: Callable[[], T]) -> T | None:
-        """Return what `read` returns in a thread; None if the folder does not answer."""
+        """Return what `read` returns in a thread; None if the place does not answer."""
         future = asyncio.get_running_loop().run_in_executor(self._pool, read)
-        return future.result() if await self._folder.wait_for(future) else None
+        return future.result() if await self._place.wait_for(future) else None
 
 
 def _local_time(now_there: float | None, modified_at: float) -> float:

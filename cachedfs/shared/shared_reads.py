@@ -28,7 +28,7 @@ from cachedfs.shared.shared_store import StoredFile
 from cachedfs.shared.whole_files import WholeFiles
 
 BEFORE_LEASE = 1 << 20  # bytes read, about, while a lease is taken: another node may fetch the same
-LEASE_S = 1.0  # longest wait for it then: it may wait for reads that wait for this one
+LEASE_S = 1.0  # longest wait for the lease then: without a limit, reads could wait for each other
 TRIES = 3  # of one read, at files that cannot be used
 
 Ask = Callable[[Range], AbstractAsyncContextManager[Reply]]
@@ -46,18 +46,18 @@ class SharedReads:
 
     def __init__(
         self,
-        folder: SharedFolder | SharedBucket,
+        place: SharedFolder | SharedBucket,
         index: SharedIndex,
         cache: BlockStore,
         leases: Leases,
         accepts: Callable[[ObjectInfo], bool],
         pool: DaemonThreadPool,
     ) -> None:
-        self.folder, self.index, self.known = folder, index, index.known
-        self.leases = ReadLeases(folder, index, leases, accepts, pool)
-        self.in_place = cache.beside = BlocksInPlace(folder, index.known, index.reject)
-        self.whole_files = WholeFiles(folder, cache, pool, index.written_at)
-        self.bytes_given = self.bytes_apart = 0  # to reads; of these, not from whole files
+        self.place, self.index, self.known = place, index, index.known
+        self.leases = ReadLeases(place, index, leases, accepts, pool)
+        self.in_place = cache.beside = BlocksInPlace(place, index.known, index.reject)
+        self.whole_files = WholeFiles(place, cache, pool, index.written_at)
+        self.body_bytes = self.bytes_apart = 0  # in the bodies of reads; of these, not from whole files
 
     @property
     def bytes_read(self) -> int:
@@ -102,14 +102,14 @@ class _Read(NamedTuple):
     @contextlib.asynccontextmanager
     async def reply(self) -> AsyncIterator[Reply]:
         reads, info, want = self.reads, self.info, self.want
-        placed, lease = await reads.index.at(self.key, info, want.start, waits=self.waits), None
-        if placed is None and not self.waits and reads.folder.has_leases(info.size or 0):
+        placed, lease = await reads.index.find(self.key, info, want.start, waits=self.waits), None
+        if placed is None and not self.waits and reads.place.has_leases(info.size or 0):
             lease = reads.leases.begin(self.key, info, want.start)
         try:
             if lease is not None and not lease.asks_first:
                 await lease.task
-            if reads.folder.is_off or reads.known.at(self.key, want.start) is None:
-                async with self._ask(lease) if lease and lease.asks_first else self.ask(want) as asked:
+            if reads.place.is_off or reads.known.find(self.key, want.start) is None:
+                async with self._ask_first(lease) if lease and lease.asks_first else self.ask(want) as asked:
                     yield asked
                 return
         finally:
@@ -122,14 +122,14 @@ class _Read(NamedTuple):
             yield SharedReply(info, want.start, want.stop, found)
 
     @contextlib.asynccontextmanager
-    async def _ask(self, lease: ReadLease) -> AsyncIterator[Reply]:
+    async def _ask_first(self, lease: ReadLease) -> AsyncIterator[Reply]:
         """Ask the origin before it is known whether another node has the lease."""
         async with contextlib.AsyncExitStack() as origin:
             reply = await origin.enter_async_context(self.ask(self.want))
-            async with contextlib.aclosing(self._until_there(lease, reply.body, origin)) as body:
+            async with contextlib.aclosing(self._switching_body(lease, reply.body, origin)) as body:
                 yield Reply(reply.info, reply.start, reply.stop, body, reply.is_checked_at_end)
 
-    async def _until_there(
+    async def _switching_body(
         self, lease: ReadLease, asked: AsyncIterator[bytes], origin: contextlib.AsyncExitStack
     ) -> AsyncGenerator[bytes, None]:
         """Yield what the origin sends. If another node has the lease, end the request, and yield what it puts there."""
@@ -138,13 +138,13 @@ class _Read(NamedTuple):
             at += len(data)
             yield data
             if at >= stop:
-                continue  # its end may be an error
+                continue  # the end of the body may still raise, as ChecksumMismatch
             if waits and at - self.want.start >= BEFORE_LEASE:
                 waits, first = False, asyncio.FIRST_COMPLETED
                 done: list[asyncio.Future[Any]] = [lease.task, lease.answered]
                 await asyncio.wait(done, timeout=LEASE_S, return_when=first)
-            is_there = reads.leases.is_elsewhere(lease) or reads.known.at(self.key, at) is not None
-            if is_there and not reads.folder.is_off:
+            is_there = reads.leases.is_elsewhere(lease) or reads.known.find(self.key, at) is not None
+            if is_there and not reads.place.is_off:
                 break
         if at < stop:
             await origin.aclose()
@@ -157,7 +157,7 @@ class _Read(NamedTuple):
         at, opened, n_left = want.start, dict[str, tuple[StoredFile, Piece, int]](), TRIES
         reads, n_readers = self.reads, self.reads.whole_files.n_readers
         while at < want.stop and n_left:
-            if (placed := await reads.index.at(self.key, self.info, at, waits=self.waits)) is None:
+            if (placed := await reads.index.find(self.key, self.info, at, waits=self.waits)) is None:
                 break
             n_readers[placed.file] += 1
             try:
@@ -169,7 +169,7 @@ class _Read(NamedTuple):
                 n_readers -= Counter((placed.file,))  # keeps no zeros
             n_left -= not data
             if data:
-                reads.bytes_given += len(data)
+                reads.body_bytes += len(data)
                 at += len(data)
                 yield data
         if at == want.stop:
@@ -184,14 +184,14 @@ class _Read(NamedTuple):
 
     async def _whole_bytes(self, placed: PlacedPiece, at: int, stop: int) -> bytes | None:
         """Return some bytes from `at` on of a small object, from its whole file; None if it is not read as a whole."""
-        reads, counts = self.reads, self.reads.folder.counts_requests
+        reads, counts = self.reads, self.reads.place.counts_requests
         if not is_gathered(placed.file.rpartition("/")[2]):
             return None
         found = reads.whole_files.get(placed.file, self.version, self.bounds, with_next=counts)
         if found is None:
             return None
         try:
-            if not await reads.folder.wait_for(found) or (file := found.result()) is None:
+            if not await reads.place.wait_for(found) or (file := found.result()) is None:
                 return None
             piece, offset = file.find(placed)
             return file.read(piece, offset, at, min(stop, piece.stop))
@@ -203,17 +203,17 @@ class _Read(NamedTuple):
         self, placed: PlacedPiece, opened: dict[str, tuple[StoredFile, Piece, int]], at: int, stop: int
     ) -> bytes | None:
         """Return some bytes from `at` on; None if they cannot be used. In a thread."""
-        folder, index = self.reads.folder, self.reads.index
+        place, index = self.reads.place, self.reads.index
         try:
-            with folder.asking():
+            with place.asking():
                 if placed.file not in opened:
                     opened.clear()
-                    found = folder.open(placed.file)
-                    if folder.times_itself and found.size <= 2 * min(stop - at, FILE):
+                    found = place.open(placed.file)
+                    if place.times_itself and found.size <= 2 * min(stop - at, FILE):
                         found = found.whole()  # with its index, in one request
                     opened[placed.file] = found, *found.find(placed)
                 file, piece, offset = opened[placed.file]
-                return file.read(piece, offset, at, min(stop, piece.stop, at + folder.chunk))
+                return file.read(piece, offset, at, min(stop, piece.stop, at + place.chunk))
         except (DamagedFile, OSError) as error:
             index.reject(placed.file, error)
             if isinstance(error, FileNotFoundError):  # it was replaced by one with more in it

@@ -37,10 +37,10 @@ logger = logging.getLogger("cachedfs.shared")
 
 FULL_S = 60.0  # from a full disk until it is tried again
 LOOK_S = 0.25  # between two looks at what waits
-CLEAN_S = 3600.0  # between two times that the folder is cleaned, if it has a size
+CLEAN_S = 3600.0  # between two times that the place is cleaned, if it has a size
 STALLED_S = 60.0  # without a file written, until a caller waits no longer
 LARGEST = 10  # an object of more than this part of the size is not put there
-TELL_S = 2.0  # between two files that have only metadata
+METADATA_S = 2.0  # between two files that have only metadata
 MOST_ROWS = 2000  # of metadata in a file that is written again with what comes next
 AGAIN_S = 600.0  # after this time, a listing is put there again
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -56,18 +56,18 @@ class _SmallFile(NamedTuple):
 
 
 class SharedWriter:
-    """Writes the blocks that `note` names to a folder. An error of the folder only means that they are not shared."""
+    """Writes the blocks that `note` names to a place. An error of the place only means that they are not shared."""
 
     def __init__(
         self,
-        folder: SharedFolder | SharedBucket,
+        place: SharedFolder | SharedBucket,
         cache: BlockStore,
         index: SharedIndex,
         leases: Leases,
         *,
         most: int | None,
     ) -> None:
-        self._folder, self._cache, self._index, self._leases = folder, cache, index, leases
+        self._place, self._cache, self._index, self._leases = place, cache, index, leases
         self._most, self._clean_at = most, 0.0
         self._lock = threading.Lock()  # guards the three next ones
         self._gatherer = Gatherer()
@@ -80,15 +80,15 @@ class SharedWriter:
         self._small: dict[str, _SmallFile] = {}  # by origin
         # When this process put the listing of a folder there (monotonic), and the time of that listing.
         self._listed: dict[tuple[str, str], tuple[float, float]] = {}
-        # Large objects of which a piece was put there: those whose metadata was, too, and by origin those yet to come.
-        self._told: set[str] = set()
-        self._untold: dict[str, list[ObjectInfo]] = {}
-        self._tell_at = 0.0
+        # Of large objects, pieces come first: the keys of those whose metadata follows or came, and by origin what is due.
+        self._has_metadata: set[str] = set()
+        self._metadata_due: dict[str, list[ObjectInfo]] = {}
+        self._metadata_at = 0.0
 
     def accepts(self, info: ObjectInfo) -> bool:
         """Return whether what is fetched of an object is put there now."""
-        folder, most = self._folder, self._most
-        if folder.is_read_only or folder.is_off or time.monotonic() < self._full_until:
+        place, most = self._place, self._most
+        if place.is_read_only or place.is_off or time.monotonic() < self._full_until:
             return False
         return self._cache.cannot_store is None and (most is None or (info.size or 0) <= most // LARGEST)
 
@@ -98,7 +98,7 @@ class SharedWriter:
         with self._lock:
             for (version, index), info, data in blocks:
                 key = shareable_key(version.identity, info) if self.accepts(info) else None
-                if key is not None and self._index.known.at(key, index * version.block_size) is None:
+                if key is not None and self._index.known.find(key, index * version.block_size) is None:
                     self._gatherer.note(version, info, key, index, now, data)
             if self._gatherer and self._thread is None and not self._is_closed:
                 self._start()
@@ -116,18 +116,18 @@ class SharedWriter:
         return written.wait(timeout_s)
 
     def finish(self) -> bool:
-        """Write all that waits; return False if the folder is left alone or full, or writes no file for STALLED_S."""
+        """Write all that waits; return False if the place is left alone or full, or writes no file for STALLED_S."""
         n_before = -1
         while not (is_done := self.flush(STALLED_S)) and self._n_put > n_before:
             n_before = self._n_put
-        return is_done and not self._folder.is_off and time.monotonic() >= self._full_until
+        return is_done and not self._place.is_off and time.monotonic() >= self._full_until
 
     def close(self) -> None:
-        """Write what waits, for as long as an answer of the folder may take, and end the thread."""
-        if not self._folder.is_off and not self.flush(self._folder.answers_s):
+        """Write what waits, for as long as an answer of the place may take, and end the thread."""
+        if not self._place.is_off and not self.flush(self._place.answers_s):
             logger.warning(
                 "the process ends before all that it fetched is in the shared cache %s: `cachedfs export` adds the rest",
-                self._folder.folder,
+                self._place.name,
             )
         self._is_closed = True
         self._hurry.set()
@@ -154,9 +154,10 @@ class SharedWriter:
                 if self._gatherer:
                     self._wake.set()
             self._put_all(files)
-            for identity in list(self._untold) if flushes or time.monotonic() >= self._tell_at else ():
-                self._put(identity, [])
-            if self._untold:
+            if flushes or time.monotonic() >= self._metadata_at:
+                for identity in list(self._metadata_due):
+                    self._put(identity, [])
+            if self._metadata_due:
                 self._wake.set()
             for written in flushes:
                 written.set()
@@ -167,7 +168,7 @@ class SharedWriter:
         def put(groups: list[BlockGroup]) -> None:
             self._put(groups[0].version.identity, groups)
 
-        together = self._folder.times_itself and not self._folder.counts_requests
+        together = self._place.times_itself and not self._place.counts_requests
         large = [groups for groups in files if together and groups[0].size >= LARGE]
         while large:
             n = 1 if self._leases.reads else AT_ONCE  # more would be in the way of reads
@@ -180,32 +181,30 @@ class SharedWriter:
     def _put(self, identity: str, groups: list[BlockGroup]) -> None:
         """Write a file of these blocks: one large piece, or several small ones with the metadata that nobody has yet."""
         try:
-            if self._folder.is_off:
+            if self._place.is_off:
                 return
-            self._folder.check()
-            self._folder.check_room()
+            self._place.check()
+            self._place.check_room()
             if groups and groups[0].size >= LARGE:
                 self._write(identity, groups, [])
-                if groups[0].key not in self._told:
-                    self._untold.setdefault(identity, []).append(groups[0].info)
-                    self._told.add(groups[0].key)
+                if groups[0].key not in self._has_metadata:
+                    self._metadata_due.setdefault(identity, []).append(groups[0].info)
+                    self._has_metadata.add(groups[0].key)
             else:
                 self._gather(identity, groups)
             if self._most is not None and time.monotonic() >= self._clean_at:
                 self._clean_at = time.monotonic() + CLEAN_S
-                clean(self._folder, self._most, now=self._folder.now() or time.time())
+                clean(self._place, self._most, now=self._place.now() or time.time())
         except (DamagedFile, OSError) as error:
             number = error.errno if isinstance(error, OSError) else None
             if number in _FULL:
                 self._full_until = time.monotonic() + FULL_S
-                self._folder.warn(
-                    "full", f"{self._folder.folder} is full, so nothing is shared there: {error}"
-                )
+                self._place.warn("full", f"{self._place.name} is full, so nothing is shared there: {error}")
             elif number in _READ_ONLY:
-                self._folder.is_read_only, self._folder.trouble = True, f"it can only be read: {error}"
+                self._place.is_read_only, self._place.trouble = True, f"it can only be read: {error}"
             elif isinstance(error, CachedFSError) and not self._is_closed:
-                self._folder.warn(
-                    "unwritten", f"nothing is put into the shared cache {self._folder.folder}: {error}"
+                self._place.warn(
+                    "unwritten", f"nothing is put into the shared cache {self._place.name}: {error}"
                 )
             logger.debug("not shared: %s", error)
         except Exception as error:  # the thread must go on
@@ -226,8 +225,8 @@ class SharedWriter:
 
     def _gather(self, identity: str, groups: list[BlockGroup]) -> None:
         """Write small pieces and metadata, together with those of the last file if that is small."""
-        infos = [*self._untold.pop(identity, ()), *(group.info for group in groups)]
-        self._tell_at = time.monotonic() + TELL_S
+        infos = [*self._metadata_due.pop(identity, ()), *(group.info for group in groups)]
+        self._metadata_at = time.monotonic() + METADATA_S
         versions = self._versions(identity, infos)
         paths = [info.path for info in infos if info.path not in versions]
         rows = list(rows_about(self._cache.metadata, identity, paths, partial(self._is_due, identity)))
@@ -245,14 +244,14 @@ class SharedWriter:
             if kind == "listing":
                 self._listed[identity, folder] = time.monotonic(), at
         if before is not None and before.name != name:
-            self._folder.remove(before.name)
+            self._place.remove(before.name)
             self._index.known.remove(before.name)
         if size < LARGE and len(rows) < MOST_ROWS:
             self._small[identity] = _SmallFile(name, groups, rows)
 
     def _write(self, identity: str, groups: list[BlockGroup], rows: list[Any]) -> tuple[str, int] | None:
         """Write a file; return its name and the bytes of its pieces, or None if there is nothing to write."""
-        placed = put_file(self._folder, self._cache, identity, groups, rows, bad=self._index.known.bad)
+        placed = put_file(self._place, self._cache, identity, groups, rows, bad=self._index.known.bad)
         if placed is None:
             return None
         self._index.wrote(*placed)

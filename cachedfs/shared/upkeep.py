@@ -26,7 +26,7 @@ class Cleaned(NamedTuple):
 def make_for_group(path: str, group: str | None) -> None:
     """Make a folder in which a group, or else that of the parent folder or user, reads and writes.
 
-    What is in a shared cache there is given to the group as well, but for files of other users. Raises OSError, and
+    What is in a shared cache there is given to the group as well, except files of other users. Raises OSError, and
     LookupError for an unknown group.
     """
     os.makedirs(f"{path}/{BASE}", exist_ok=True)
@@ -51,23 +51,23 @@ def _give(fd: int, gid: int, mode: int) -> None:
     os.fchmod(fd, mode)
 
 
-def clean(folder: SharedFolder | SharedBucket, most: int, *, now: float) -> Cleaned:
+def clean(place: SharedFolder | SharedBucket, most: int, *, now: float) -> Cleaned:
     """Remove the files that were not used for longest, until `most` bytes are left.
 
-    Also remove temporary files and leases that are a day old. `now` is the time by the clock of the folder. Who has a file
+    Also remove temporary files and leases that are a day old. `now` is the time by the clock of the place. Who has a file
     open, or is about to open it, reads on or asks the origin.
     """
-    for file in folder.leftovers():
+    for file in place.leftovers():
         if file.written_at < now - DAY_S:
             with contextlib.suppress(OSError):  # of another user
-                folder.remove(file.name)
-    files = sorted(folder.files(), key=attrgetter("used_at"))
+                place.remove(file.name)
+    files = sorted(place.files(), key=attrgetter("used_at"))
     n, size = len(files), sum(file.size for file in files)
     removed, bytes_removed = 0, 0
     for file in files:
         if size - bytes_removed <= most:
             break
         with contextlib.suppress(OSError):  # of another user
-            folder.remove(file.name)
+            place.remove(file.name)
             removed, bytes_removed = removed + 1, bytes_removed + file.size
     return Cleaned(removed, bytes_removed, n - removed, size - bytes_removed)

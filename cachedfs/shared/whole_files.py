@@ -36,15 +36,15 @@ class WholeFiles:
 
     def __init__(
         self,
-        folder: SharedFolder | SharedBucket,
+        place: SharedFolder | SharedBucket,
         cache: BlockStore,
         pool: Executor,
         written_at: Mapping[str, float],
     ) -> None:
-        self._folder, self._cache, self._pool, self._written_at = folder, cache, pool, written_at
+        self._place, self._cache, self._pool, self._written_at = place, cache, pool, written_at
         self._recent: dict[str, asyncio.Future[FilePart | None]] = {}  # being read, or in memory
         self._known: set[str] = set()  # were read, or are
-        self._used: set[str] = set()
+        self._used: set[str] = set()  # `with_next`: the next one was begun, if there is one
         self.n_readers = Counter[str]()
         self.sizes: list[int] = []  # bytes of the objects in each file that was read; changed in any thread
 
@@ -83,8 +83,8 @@ class WholeFiles:
             most = min(_LARGEST, self._cache.room(bounds) // _SHARE)
         except CacheError:
             return None
-        with self._folder.asking():
-            file = self._folder.open(name)
+        with self._place.asking():
+            file = self._place.open(name)
             if file.size > most:
                 return None
             found = file.whole()

@@ -8,7 +8,7 @@ import pytest
 
 from cachedfs.common.types import CacheBounds, ObjectKey
 from cachedfs.core.download import Download, FetchedBlock
-from cachedfs.core.store_queue import LEAST, StoreQueue
+from cachedfs.core.store_queue import LEAST_BYTES, StoreQueue
 from cachedfs.errors import CacheError
 from tests.support import until
 
@@ -59,7 +59,7 @@ def test_what_waits_is_stored_together_and_calls_come_last(cache, queue):
     queue.put([block(0), block(1)], LARGE)
     queue.put([block(2)], SMALL, ["record"], lambda: cache.calls.append("then"))
     queue.put([block(3)], SMALL, ["another"])
-    assert queue.queued_bytes == 4 * LEAST
+    assert queue.queued_bytes == 4 * LEAST_BYTES
     cache.may_store.set()
     assert queue.drain(60)
     assert cache.calls == [

@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
 
 def step(history, place, most=MOST):
     """Read one position; return those that are requested then."""
-    if place in history.lately:
+    if place in history.recent:
         return []
     history.observe(place)
     wanted = history.ahead(most)

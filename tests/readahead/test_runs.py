@@ -41,12 +41,12 @@ class Reader:
             index, next_at = at // B, min(end, (at // B + 1) * B)
             if index != self.last:
                 self.last = index
-                self.observe(at, next_at, left=self.position)
+                self.observe(at, next_at, last_stop=self.position)
             self.position = at = next_at
 
-    def observe(self, start, stop, left=None):
+    def observe(self, start, stop, last_stop=None):
         blocks = set(range(start // B, -(-stop // B)))
-        self.end(self.history.observe(start, stop, left=left))
+        self.end(self.history.observe(start, stop, last_stop=last_stop))
         self.n_waits += len(blocks - self.known - self.read)
         self.read |= blocks
         del self.coming[: self.pace]

@@ -89,7 +89,7 @@ def test_a_listing_counts_once_what_it_says_is_known(origin, node, bucket, monke
     leave()
     fs, ahead_s = node("b", shared_cache=bucket, read_ahead=0), [0.0]
     begun, read = threading.Event(), threading.Event()
-    fs._objects.engine.shared._reads.leases._met_at = math.inf  # it takes a lease before it asks the origin
+    fs._objects.engine.shared.reads.leases._met_at = math.inf  # it takes a lease before it asks the origin
     monkeypatch.setattr(shared_index, "RECENT_S", 60.0)
     now = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s[0])
     monkeypatch.setattr(shared_index, "time", now)
@@ -150,13 +150,13 @@ def test_a_request_ends_when_another_node_turns_out_to_have_the_lease(
     fs = node("b", shared_cache=bucket, read_ahead=0)
     fs.ls("b")
     names = [lease_on(fs, path) for path in data]
-    reads = fs._objects.engine.shared._reads.leases
+    reads = fs._objects.engine.shared.reads.leases
     with place_at(bucket) as place:
         assert Leases(place, lambda: "other").take(names) == set(names)
     asked(origin)
     gate(fs, origin, is_open=False)
     thread, got = in_thread(lambda: fs.cat_file("b/0"))
-    until(lambda: names[0] in reads._awaited)
+    until(lambda: names[0] in reads._elsewhere)
     gate(fs, origin, is_open=True)
     until(lambda: not origin.open_bodies)
     hidden.set()
@@ -166,12 +166,12 @@ def test_a_request_ends_when_another_node_turns_out_to_have_the_lease(
     assert fs.stats().bytes_shared == 8 * MiB - origin.piece_size
     hidden.clear()
     thread, got = in_thread(lambda: fs.cat_file("b/1"))
-    until(lambda: names[1] in reads._awaited)
+    until(lambda: names[1] in reads._elsewhere)
     hidden.set()
     thread.join(60)
     assert got == [data["b/1"]]
     assert asked(origin) == []
-    assert reads._awaited == set()
+    assert reads._elsewhere == set()
     met_at = reads._met_at
     assert reads._take_and_look([NAME], "runs/0a") == {NAME}
     assert reads._met_at == met_at  # a lease that nobody else has
@@ -245,7 +245,7 @@ def test_an_error_at_the_end_of_a_body_is_raised_also_if_another_node_has_the_le
     name, engine = lease_on(fs, "b/k"), fs._objects.engine
 
     async def body():
-        await asyncio.to_thread(until, lambda: name in engine.shared._reads.leases._awaited)
+        await asyncio.to_thread(until, lambda: name in engine.shared.reads.leases._elsewhere)
         yield data
         raise ChecksumMismatch("wrong")
 

@@ -137,7 +137,7 @@ def test_of_nodes_that_begin_together_at_most_one_is_alone(folder, order):
             goes_on[number].acquire()
             return act(*args)
 
-        place = place_of(folder.folder)
+        place = place_of(folder.name)
         for name in ("node_alone", "waited_at", "set_node_alone"):
             setattr(place, name, partial(step, getattr(place, name)))
         found[number] = leases_of(place, str(number)).is_alone()
@@ -214,7 +214,7 @@ def test_all_processes_of_a_node_learn_of_another_one(folder):
 
 
 def test_threads_that_look_around_at_once_do_not_miss_another_node(folder, monkeypatch):
-    place = place_of(folder.folder)
+    place = place_of(folder.name)
     ours, found = leases_of(place, "ours"), []
     assert ours.is_alone()
     folder.wait_for_others()
@@ -295,7 +295,7 @@ def test_a_lease_is_held_until_the_last_read_of_its_part_ends(origin, node, shar
         async with reading(fs, "b/big", Range(0, MiB), ask):
             async with reading(fs, "b/big", Range(4 * MiB, 5 * MiB), ask):
                 pass
-            return list(fs._objects.engine.shared._reads.leases._renewed)
+            return list(fs._objects.engine.shared.reads.leases._renewed)
 
     assert len(fs._objects.engine.run(act())) == 1
     until(lambda: not list(shared.rglob("leases/*-*")))
@@ -338,7 +338,7 @@ def test_there_is_no_lease_on_what_will_not_be_put_there(origin, node, shared, t
     if why == "full":
         cache._writer._full_until = math.inf
     elif why == "read-only":
-        cache._folder.is_read_only = True
+        cache._place.is_read_only = True
     elif why == "nothing is stored":
         monkeypatch.setattr(fs._objects.engine.cache._own, "cannot_store", "the disk is full")
 

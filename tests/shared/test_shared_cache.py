@@ -212,7 +212,7 @@ def test_a_file_that_was_replaced_by_one_with_more_in_it_is_looked_for(
     read("b/2")  # in a file that replaces the one before
     assert len(files_in(shared)) == 1
     second._objects.engine.cache.close_open()
-    second._objects.engine.shared._folder._opened.clear()
+    second._objects.engine.shared._place._opened.clear()
     asked(origin)
     assert second.cat_file("b/1") == data["b/1"]
     assert asked(origin) == []
@@ -222,7 +222,7 @@ def test_files_that_were_removed_do_not_stay_open(node, put_there, shared):
     data = put_there(n=1)
     fs = node("b")
     read_all(fs, data)
-    folder = fs._objects.engine.shared._folder
+    folder = fs._objects.engine.shared._place
     assert folder._opened
     for path in files_in(shared):
         path.unlink()
@@ -236,7 +236,7 @@ def test_the_file_of_another_user_is_checked_at_each_read(node, put_there, share
     put_there(n=0)
     fs = node("b")
     assert fs.cat_file("b/big") == BIG
-    for file in fs._objects.engine.shared._folder._opened.values():
+    for file in fs._objects.engine.shared._place._opened.values():
         file.is_own = is_own
     fs._objects.engine.cache.close_open()
     assert fs.cat_file("b/big", 0, 10) == BIG[:10]
@@ -462,7 +462,7 @@ def test_a_folder_that_has_much_to_tell_is_not_left_alone(
 def test_it_is_used_again_after_half_a_minute(origin, node, put_there, monkeypatch):
     data = put_there(n=4)
     fs = node("b")
-    fs._objects.engine.shared._folder.leave_alone("a test")
+    fs._objects.engine.shared._place.leave_alone("a test")
     assert fs.cat_file("b/d/0/0") == data["b/d/0/0"]
     assert asked(origin) == [("read", "b/d/0/0")]
     now = time.monotonic() + 31
