@@ -11,11 +11,11 @@ from functools import partial
 import fsspec
 import pytest
 
-from cachedfs.mount import unsent
+from cachedfs.mount import unsent_files
 from cachedfs.mount.fuse_protocol import ROOT
 from cachedfs.mount.inodes import InodeTable
 from cachedfs.mount.operations import MountOperations
-from cachedfs.mount.unsent import keep, kept
+from cachedfs.mount.unsent_files import keep, kept
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
 from tests.support import MiB, noise
@@ -445,6 +445,8 @@ def test_what_no_close_has_sent_is_sent_when_the_last_handle_goes(mounted):
 
 def test_a_file_that_is_open_when_the_mount_ends_is_kept_in_a_private_file(mounted, caplog):
     handle = mounted.create("/a")
+    mounted.write(handle, b"0")
+    mounted.operations.files.fsync(handle)
     mounted.write(handle, b"1")
     mounted.operations.written.report_unsent()
     (path,) = kept()
@@ -464,18 +466,18 @@ def kept_as(tmp_path, data, name="b/a"):
 
 
 def test_kept_files_make_way_for_newer_ones_and_none_is_kept_that_is_too_large(tmp_path, monkeypatch):
-    monkeypatch.setattr(unsent, "_MOST", 10)
+    monkeypatch.setattr(unsent_files, "_MOST", 10)
     said = [kept_as(tmp_path, data) for data in (b"12345", b"1234", b"123456", b"too large now")]
     assert "is lost, as it is too large" in said[-1]
     assert [path.read_bytes() for path in kept()] == [b"1234", b"123456"]
-    monkeypatch.setattr(unsent.shutil, "copyfileobj", full)
+    monkeypatch.setattr(unsent_files.shutil, "copyfileobj", full)
     assert "is lost, as it cannot be kept" in kept_as(tmp_path, b"1")
     assert [path.read_bytes() for path in kept()] == [b"123456"]
 
 
 def test_files_of_one_path_and_with_long_or_strange_names_are_kept_also_without_a_home(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(unsent, "_state_folder", lambda: "~/no home")
+    monkeypatch.setattr(unsent_files, "_state_folder", lambda: "~/no home")
     for name in ("b/a", "b/a", "b/" + "ö" * 200, "b/\0"):
         assert "is kept in" in kept_as(tmp_path, b"1", name)
     assert [each.read_bytes() for each in kept()] == [b"1"] * 4
