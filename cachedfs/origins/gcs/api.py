@@ -99,13 +99,12 @@ def head_of(
     """Parse the headers of a 200 or 206, which add to `known` details; raise RetryableError for impossible ones."""
     status, headers = int(response.status), cast("Any", response.headers)
     stored, length = headers.get("x-goog-stored-content-length"), headers.get("Content-Length")
-    size, start, stop = number(stored), 0, 0
-    if status == 206 and isinstance(want, Range) and size is not None:
+    size, start, stop = int(stored) if stored and stored.isascii() and stored.isdigit() else -1, 0, 0
+    if status == 206 and isinstance(want, Range):
         start, stop = want.start, min(want.stop, size)
     encoding = headers.get("Content-Encoding", "identity")
     stored_encoding, part = headers.get(_STORED_ENCODING, encoding), f"bytes {start}-{stop - 1}/{stored}"
-    is_usual = (headers.get("Content-Range"), length, encoding) == (part, str(stop - start), stored_encoding)
-    if size is None or not is_usual:
+    if (headers.get("Content-Range"), length, encoding) != (part, str(stop - start), stored_encoding):
         span, size = _span_of(status, headers, want)  # other forms, and answers of others
         start, stop = span.start, span.stop
     details: dict[str, Any] = {name: text for name, at in _HEADERS if (text := headers.get(at)) is not None}
