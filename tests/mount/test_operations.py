@@ -445,8 +445,6 @@ def test_what_no_close_has_sent_is_sent_when_the_last_handle_goes(mounted):
 
 def test_a_file_that_is_open_when_the_mount_ends_is_kept_in_a_private_file(mounted, caplog):
     handle = mounted.create("/a")
-    mounted.write(handle, b"0")
-    mounted.operations.files.fsync(handle)
     mounted.write(handle, b"1")
     mounted.operations.written.report_unsent()
     (path,) = kept()
@@ -482,6 +480,16 @@ def test_files_of_one_path_and_with_long_or_strange_names_are_kept_also_without_
         assert "is kept in" in kept_as(tmp_path, b"1", name)
     assert [each.read_bytes() for each in kept()] == [b"1"] * 4
     assert {each.parent for each in kept()} == {tmp_path / f"cachedfs-{os.geteuid()}/unsent"}
+
+
+def test_bytes_written_after_a_part_of_a_file_was_read_are_kept(tmp_path):
+    with (tmp_path / "file").open("w+b") as file:
+        file.write(b"12")
+        file.seek(0)
+        file.read(1)  # Python's buffer has the rest
+        os.pwrite(file.fileno(), b"3", 1)
+        keep(file, "b/a")
+    assert kept()[0].read_bytes() == b"13"
 
 
 def test_a_file_deleted_while_it_is_sent_is_gone(mounted, monkeypatch):
