@@ -241,7 +241,7 @@ def index_checks(cache: BlockStore, config: Config) -> Iterator[Check]:
 
 def mount_checks() -> Iterator[Check]:
     """Name the files that were written in a mounted folder and could not be sent."""
-    from cachedfs.mount.unsent import kept
+    from cachedfs.mount.unsent_files import kept
 
     if paths := kept():
         size = sum(os.path.getsize(path) for path in paths)

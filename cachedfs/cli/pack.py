@@ -79,7 +79,7 @@ def pack(
 
 def check_options(values: dict[str, str | None]) -> None:
     """Raise BadParameter for an option value that is invalid for any SOURCE: of a choice, or no size."""
-    from cachedfs.packing.api import part_size
+    from cachedfs.packing.packing import storage_size
     from cachedfs.packing.shard_encoder import CODECS
     from cachedfs.packing.sources.detect import DECODE, KINDS
 
@@ -87,7 +87,7 @@ def check_options(values: dict[str, str | None]) -> None:
     for name, value in values.items():
         try:
             if name not in choices:
-                part_size(**{name: value})
+                storage_size(**{name: value})
             elif value is not None and value not in choices[name]:
                 raise ValueError(f"{value!r} is none of: {', '.join(choices[name])}")
         except ValueError as error:

@@ -30,7 +30,7 @@ from cachedfs.filesystem.read_methods import ObjectName, ReadMethods
 from cachedfs.filesystem.write import WriteMethods
 from cachedfs.origins.base_filesystem import begins_with
 from cachedfs.origins.drive_links import is_drive_link
-from cachedfs.origins.registry import object_name, strip
+from cachedfs.origins.registry import strip, strip_object
 
 if TYPE_CHECKING:
     from cachedfs.core.reader import Reader
@@ -105,7 +105,7 @@ class CachedFileSystem(ReadMethods, CacheMethods, WriteMethods, metaclass=_Drive
         self.config = Config.resolve(options, defaults=conf.get("cachedfs"), protocol=target_protocol)
         self._objects = Objects(target_protocol, target_options, self.config, self.unstrip_protocol)
         self._name_of = functools.lru_cache(4096)(
-            functools.partial(object_name, self.protocol, target_protocol)
+            functools.partial(strip_object, self.protocol, target_protocol)
         )
         if self.asynchronous and target_protocol == "drive":
             self._find_identity_first()
@@ -142,7 +142,7 @@ class CachedFileSystem(ReadMethods, CacheMethods, WriteMethods, metaclass=_Drive
         if isinstance(path, list):
             return [cls._strip_protocol(p) for p in path]
         # As in gcsfs: a slash at the end may be part of the name of an object.
-        return object_name(cls.protocol, ORIGINS.get(cls.protocol), path)
+        return strip_object(cls.protocol, ORIGINS.get(cls.protocol), path)
 
     def _strip(self, path: Any) -> Any:
         if isinstance(path, list):
@@ -159,7 +159,7 @@ class CachedFileSystem(ReadMethods, CacheMethods, WriteMethods, metaclass=_Drive
             return path if path in self._objects.entries else self._name_of(path)
         if isinstance(path, list):
             return [self._strip_object(each) for each in path]
-        return object_name(self.protocol, self.target_protocol, path)
+        return strip_object(self.protocol, self.target_protocol, path)
 
     def unstrip_protocol(self, name: str) -> str:
         """Return the URL that opens `name`, such as `cachedfs::gs://bucket/key`."""

@@ -21,15 +21,15 @@ _LISTED = 8  # folders whose listings are kept
 _BEGAN_NS = time.time_ns()  # the time of files and folders that have none
 
 
-class Known(NamedTuple):
-    """Metadata of a name. `size`: in bytes, None for a folder. `version`: differs between versions of a file."""
+class Metadata(NamedTuple):
+    """Metadata of a file or folder. `size`: in bytes, None for a folder. `version`: differs between versions of a file."""
 
     size: int | None
     mtime_ns: int
     version: Hashable
 
 
-FOLDER = Known(None, _BEGAN_NS, None)
+FOLDER = Metadata(None, _BEGAN_NS, None)
 """A folder of which nothing else is known."""
 
 
@@ -40,7 +40,7 @@ class ExportedSize(NamedTuple):
     size: int
 
 
-Files = dict[str, Known | None]
+Files = dict[str, Metadata | None]
 """Metadata of the names in a folder; None for a file without a known size."""
 
 
@@ -94,21 +94,21 @@ class FolderListings:
         return kept.files if self._fs._reader.lookups.listings.is_current(folder, kept.listing) else None
 
 
-def _items(name: str, info: ObjectInfo) -> list[tuple[str, Known | None]]:
+def _items(name: str, info: ObjectInfo) -> list[tuple[str, Metadata | None]]:
     """Return all items that have this name: usually one."""
-    items = [(name, known_of(info))]
+    items = [(name, metadata_of(info))]
     for id, kind in info.details.get("same_name", {}).items():
         is_folder = kind == "directory"
         items.append((with_id(name, id, is_folder=is_folder), FOLDER if is_folder else None))
     return items
 
 
-def known_of(info: ObjectInfo) -> Known | None:
-    """Return what metadata says; None for a file without a known size."""
+def metadata_of(info: ObjectInfo) -> Metadata | None:
+    """Return the metadata that a mount shows; None for a file without a known size."""
     mtime_ns = mtime_ns_of(info.details)
     if info.kind == "directory":
-        return Known(None, mtime_ns, None)
-    return None if info.size is None else Known(info.size, mtime_ns, version_of(info))
+        return Metadata(None, mtime_ns, None)
+    return None if info.size is None else Metadata(info.size, mtime_ns, version_of(info))
 
 
 def version_of(info: ObjectInfo) -> Hashable:

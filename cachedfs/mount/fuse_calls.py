@@ -97,20 +97,20 @@ def _readdir(mount: MountOperations, request: KernelRequest) -> KernelAnswer:
     is_plus = request.code == Code.READDIRPLUS
     pack = protocol.dir_entry_plus if is_plus else protocol.dir_entry
     found: list[bytes] = []
-    told: list[int] = []  # the kernel counts each inode that it is told
+    numbers: list[int] = []  # of the inodes in the answer, which the kernel counts
 
     def take_back() -> None:
-        for number in told:
+        for number in numbers:
             mount.forget(number, 1)
 
     for position, entry in enumerate(mount.readdir(handle, start, is_plus=is_plus), start + 1):
         packed = pack(entry, position)
         size -= len(packed)
         if entry.entry is not None:
-            told.append(entry.entry.attributes.number)
+            numbers.append(entry.entry.attributes.number)
         if size < 0:
             if entry.entry is not None:
-                mount.forget(told.pop(), 1)
+                mount.forget(numbers.pop(), 1)
             break
         found.append(packed)
     return KernelAnswer(b"".join(found), take_back)

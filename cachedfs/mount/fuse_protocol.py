@@ -14,9 +14,7 @@ from typing import NamedTuple
 MAX_WRITE = 128 << 10  # bytes of a write; each thread has a buffer for one
 _MAX_READ = 1 << 20  # bytes; more than the kernel's default of 128 KiB takes fewer calls
 _PAGE = 4096
-_MAX_BACKGROUND = (
-    512  # reads that the kernel sends before the first is answered: 12, its default, would hold up all others
-)
+_MAX_BACKGROUND = 512  # reads that the kernel sends before the first is answered; by default it sends 12
 _VERSION = 7, 31
 ROOT = 1  # number of the inode of the mounted folder
 
@@ -150,9 +148,7 @@ _DIRENT = Struct("=QQII")
 _DIRECT_IO, _KEEP_CACHE = 1 << 0, 1 << 1  # FOPEN_*
 _ASYNC_READ, _ATOMIC_O_TRUNC, _BIG_WRITES = 1 << 0, 1 << 3, 1 << 5
 _DO_READDIRPLUS, _PARALLEL_DIROPS, _MAX_PAGES = 1 << 13, 1 << 18, 1 << 22
-_WANTED = (
-    _ASYNC_READ | _ATOMIC_O_TRUNC | _BIG_WRITES | _DO_READDIRPLUS | _PARALLEL_DIROPS | _MAX_PAGES
-)  # fmt: skip
+_WANTED = _ASYNC_READ | _ATOMIC_O_TRUNC | _BIG_WRITES | _DO_READDIRPLUS | _PARALLEL_DIROPS | _MAX_PAGES
 
 
 def answer(id: int, length: int, error: int = 0) -> bytes:

@@ -27,11 +27,7 @@ _MOST_IDLE = 8
 _BUFFER = protocol.MAX_WRITE + 4096  # the header of a request and its fields take less than a page
 _CHECK_S = 0.1  # between two looks at whether the process of an interrupted request is dying
 _SIGKILL_PENDING = 1 << 8  # also of a process that another fatal signal ends
-_WITHDRAWN = {
-    errno.EINTR,
-    errno.EAGAIN,
-    errno.ENOENT,
-}  # errors of reading the device that mean: read it again
+_READ_AGAIN = {errno.EINTR, errno.EAGAIN, errno.ENOENT}  # errors of reading the device
 # The requests that are answered even if all threads are busy.
 _AT_ONCE = {Code.INTERRUPT, *UNANSWERED}
 # The requests whose end a dying process need not await. A write that waits for the object still reaches the local copy.
@@ -103,7 +99,7 @@ class FuseSession:
             try:
                 length = os.readv(self._device, [buffer])
             except OSError as error:
-                if error.errno in _WITHDRAWN:
+                if error.errno in _READ_AGAIN:
                     continue
                 if error.errno != errno.ENODEV:  # unmounted
                     logger.error("reading what the kernel asks: %s", error)

@@ -48,7 +48,7 @@ class InodeTable:
         self._inodes: dict[int, Inode] = {}
         self._current: dict[str, Inode] = {}
         self._retired: set[str] = set()
-        self.looked_up(root, *FOLDER)
+        self.lookup(root, *FOLDER)
 
     def __getitem__(self, number: int) -> Inode:
         return self._inodes[number]
@@ -56,7 +56,7 @@ class InodeTable:
     def current(self, path: str) -> Inode | None:
         return self._current.get(path)
 
-    def looked_up(self, path: str, size: int | None, mtime_ns: int, version: Hashable) -> Inode:
+    def lookup(self, path: str, size: int | None, mtime_ns: int, version: Hashable) -> Inode:
         """Return the inode of this version of a path, and count one lookup.
 
         It becomes the current one, unless the file is being written here.
@@ -71,14 +71,14 @@ class InodeTable:
             inode.n_lookups += 1
             return inode
 
-    def made(self, path: str, mtime_ns: int) -> Inode:
-        """Return the inode of a file that is made here, and count one lookup. It becomes the current one."""
+    def create(self, path: str, mtime_ns: int) -> Inode:
+        """Return the inode of a new file, and count one lookup. It becomes the current one of its path."""
         with self.lock:
             inode = self._make(path, 0, mtime_ns, object())
             inode.n_lookups = 1
             return inode
 
-    def replaced(self, inode: Inode) -> Inode:
+    def replace(self, inode: Inode) -> Inode:
         """Return another inode of the same version, which becomes the current one."""
         with self.lock:
             return self._make(inode.path, inode.size, inode.mtime_ns, inode.version)
@@ -89,7 +89,7 @@ class InodeTable:
         self._retired.discard(path)
         return inode
 
-    def told(self, inode: Inode) -> Inode:
+    def count_lookup(self, inode: Inode) -> Inode:
         """Count one more lookup that returned this inode to the kernel."""
         with self.lock:
             inode.n_lookups += 1
@@ -97,7 +97,7 @@ class InodeTable:
             return inode
 
     def retire(self, path: str, inode: Inode | None) -> None:
-        """Have the next lookup of a path make another inode than this one, which belongs to the files that are open."""
+        """Have the next lookup of a path make a new inode. Only files that are open keep this one."""
         with self.lock:
             if self._current.get(path) is inode:
                 self._current.pop(path, None)
@@ -111,7 +111,7 @@ class InodeTable:
         return StaleInode(errno.ESTALE, why)
 
     def remove(self, path: str) -> None:
-        """Let a path have no inode; the one it had belongs to the files that are open."""
+        """Let a path have no inode. Only files that are open keep the one it had."""
         with self.lock:
             self._current.pop(path, None)
 

@@ -14,7 +14,7 @@ from typing import IO, Any, BinaryIO
 
 from cachedfs.common.types import ANY_VERSION, ObjectInfo
 from cachedfs.mount.temporary_files import temporary_file
-from cachedfs.mount.unsent import keep
+from cachedfs.mount.unsent_files import keep
 
 logger = logging.getLogger("cachedfs.mount")
 _PIECE = 8 << 20  # bytes copied at a time
@@ -46,9 +46,8 @@ class LocalFile:
     def __init__(self, fs: Any, path: str, folder: str | None, base: Any, mtime_ns: int) -> None:
         """Open it with the bytes of `base`, for a handle that may write; temporary files are in `folder`."""
         self.path = path
-        self.n_open = self.n_writing = (
-            1  # handles, and those that may write; they change under the lock of the inodes
-        )
+        # Handles, and those that may write; both change under the lock of the inodes.
+        self.n_open = self.n_writing = 1
         self.is_removed = False  # deleted while open: never sent
         self.state = State.SENT if isinstance(base, ObjectInfo) else State.EMPTIED
         self.mtime_ns = mtime_ns
@@ -141,7 +140,6 @@ class LocalFile:
             self.state = State.FAILED
             self._loaded()
             assert self._file is not None
-            self._file.seek(0)
             info: ObjectInfo = self._fs._send(
                 self.path, self._file, replaces=self._base, mtime_ns=self.mtime_ns
             )

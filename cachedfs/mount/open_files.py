@@ -119,7 +119,7 @@ class OpenFiles:
             return file.read(size, offset)
         if isinstance(file, bytes):
             return file[offset : offset + size]
-        file.seek(offset)
+        file.seek(offset)  # for this thread: others may read the file meanwhile
         return file.read(size)
 
     @reported

@@ -24,8 +24,8 @@ from cachedfs.mount.folder_listings import (
     ExportedSize,
     Files,
     FolderListings,
-    Known,
-    known_of,
+    Metadata,
+    metadata_of,
     mtime_ns_of,
 )
 from cachedfs.mount.fuse_protocol import ROOT, Attributes, DirEntry, NameEntry, Opened, Space
@@ -47,12 +47,12 @@ _SPACE_KEPT_S = 60.0  # for which a quota is used
 _NO_REPLACE, _EXCHANGE, _WHITEOUT = 1, 2, 4  # flags of renameat2
 
 
-class _Listed(NamedTuple):
+class _OpenFolder(NamedTuple):
     """An open folder: its path, its listing if the filesystem has one, and the names in it."""
 
     path: str
     files: Files | None
-    names: list[tuple[str, Known | None]]
+    names: list[tuple[str, Metadata | None]]
 
 
 class MountOperations:
@@ -82,14 +82,14 @@ class MountOperations:
         self._write_bit = 0o200 if is_writable else 0
         self._uid, self._gid = os.getuid() if uid is None else uid, os.getgid() if gid is None else gid
         self._kept_s = min(_KEPT_S, fs.config.lifetime_s)
-        self._listed: dict[int, _Listed] = {}  # open folders
+        self._open_folders: dict[int, _OpenFolder] = {}  # by handle
         self._inodes = InodeTable(self._root)
         self._lock = self._inodes.lock
         self.written = WrittenFiles(fs, self._inodes, temporary=temporary, kept_s=self._kept_s)
         self.files = OpenFiles(fs, self._inodes, self.written)
         self._listings = FolderListings(fs)
         # Folders shown though the origin may have none: object stores have only folders with objects.
-        self._folders: set[str] = set()
+        self._kept_folders: set[str] = set()
         self._space = _UNLIMITED
         self._asking_space: Thread | None = None
         self._asked_space_at = -math.inf
@@ -102,29 +102,29 @@ class MountOperations:
         with self._lock:
             inode = self._inodes.current(path)
             if inode is not None and inode.local is not None and inode.local.is_being_written:
-                return self._entry(self._inodes.told(inode))
-        return self._entry(self._inodes.looked_up(path, *self._known(path, name)))
+                return self._entry(self._inodes.count_lookup(inode))
+        return self._entry(self._inodes.lookup(path, *self._metadata(path, name)))
 
-    def _known(self, path: str, name: str) -> Known:
-        if path in self._folders:
+    def _metadata(self, path: str, name: str) -> Metadata:
+        if path in self._kept_folders:
             return FOLDER
         files = None if self._inodes.is_retired(path) else self._listings.current(folder_of(path))
         listed, inode = files and files.get(name), self._inodes.current(path)
         if listed and (inode is None or inode.version == listed.version):
-            return listed  # but the version that a file was last opened with may be newer
+            return listed  # unless the file was opened since, as another version
         if self._inodes.is_retired(path):
-            # The file is opened next, and may be replaced again before. Of a folder, see below.
+            # The file is opened next, and may be replaced again before. A folder raises an error, and is looked up below.
             with suppress(OSError), self._fs.open(path) as file:
                 file.peek(1)
         info = self._fs._object(path)
-        if (known := known_of(info)) is not None:
+        if (known := metadata_of(info)) is not None:
             return known
         size = 0
         try:
             size = len(self.files.document(path))
         except (NotDownloadable, FileNotFoundError) as error:  # a shortcut without its target
             logger.warning("%s", error)
-        return Known(size, mtime_ns_of(info.details), ExportedSize(info.fingerprint, size))
+        return Metadata(size, mtime_ns_of(info.details), ExportedSize(info.fingerprint, size))
 
     def forget(self, number: int, n_lookups: int) -> None:
         self._inodes.forget(number, n_lookups)
@@ -161,7 +161,7 @@ class MountOperations:
         path = self._inodes[number].path
         files = self._in_folder(path)
         handle = self.files.next_number()
-        self._listed[handle] = _Listed(
+        self._open_folders[handle] = _OpenFolder(
             path, self._listings.current(path), [(".", None), ("..", None), *files.items()]
         )
         return handle
@@ -171,19 +171,19 @@ class MountOperations:
         try:
             files = self._listings.of(folder)
         except FileNotFoundError:
-            if folder not in self._folders and folder != self._root:
+            if folder not in self._kept_folders and folder != self._root:
                 raise
             files = {}
-        more: dict[str, Known | None] = dict.fromkeys(local.path for local in self.written.local_copies())
+        more: dict[str, Metadata | None] = dict.fromkeys(local.path for local in self.written.local_copies())
         with self._lock:
-            more.update(dict.fromkeys(self._folders, FOLDER))
+            more.update(dict.fromkeys(self._kept_folders, FOLDER))
         below = {path.rpartition("/")[2]: known for path, known in more.items() if folder_of(path) == folder}
         return {**{file_name(name): known for name, known in below.items()}, **files} if below else files
 
     def readdir(self, handle: int, start: int, *, is_plus: bool) -> Iterator[DirEntry]:
         """Yield the names of an open folder from number `start` on; with `is_plus`, with their inodes."""
-        folder, files, names = self._listed[handle]
-        # What was listed before a change may be another size, or gone: then the kernel looks each name up.
+        folder, files, names = self._open_folders[handle]
+        # After a change, a listed size may be wrong, or the file gone: then the kernel looks each name up.
         is_plus = is_plus and files is not None and self._listings.current(folder) is files
         kept_s = min(_KEPT_S + _KEPT_S_A_NAME * len(names), self._fs.config.lifetime_s)
         for position in range(start, len(names)):
@@ -194,11 +194,11 @@ class MountOperations:
                 path = self._child(folder, object_name(name))
                 inode = self._inodes.current(path)
                 if inode is None or inode.version == known.version:
-                    entry = NameEntry(self._attributes(self._inodes.looked_up(path, *known)), kept_s)
+                    entry = NameEntry(self._attributes(self._inodes.lookup(path, *known)), kept_s)
             yield DirEntry(os.fsencode(name), mode, entry)
 
     def releasedir(self, handle: int) -> None:
-        del self._listed[handle]
+        del self._open_folders[handle]
 
     @reported
     def statfs(self) -> Space:
@@ -239,7 +239,7 @@ class MountOperations:
         """Show a folder and those above it from now on, though the origin may have none that are empty."""
         while path != self._root and not self._keeps_folders:
             with self._lock:
-                self._folders.add(path)
+                self._kept_folders.add(path)
             path = folder_of(path)
 
     @reported
@@ -266,12 +266,12 @@ class MountOperations:
             elif not self._has_ids and self._fs.exists(path):
                 self._fs.rm(path, recursive=True)
         with self._lock:
-            self._folders.discard(path)
+            self._kept_folders.discard(path)
 
     @reported
     def unlink(self, parent: int, name: str) -> None:
         path = self._path(parent, name)
-        with self.written.removed(path) as is_local:
+        with self.written.removing(path) as is_local:
             if not is_local or self._fs.exists(path):
                 self._fs.rm_file(path)
         self._changed(parent, name)
@@ -282,19 +282,19 @@ class MountOperations:
         source, target = self._path(parent, name), self._path(new_parent, new_name)
         if flags & (_EXCHANGE | _WHITEOUT):
             raise OSError(errno.EINVAL, "two objects cannot be exchanged in one step")
-        if flags & _NO_REPLACE and (target in self._folders or self.written.now(target) is not None):
+        if flags & _NO_REPLACE and (target in self._kept_folders or self.written.latest(target) is not None):
             raise OSError(errno.EEXIST, target)
-        with self.written.renamed(source, target):
-            is_local = source in self._folders
+        with self.written.renaming(source, target):
+            is_local = source in self._kept_folders
             is_folder = is_local or self._fs.isdir(source)
-            if is_folder and (target in self._folders or self._fs.exists(target)):
+            if is_folder and (target in self._kept_folders or self._fs.exists(target)):
                 self._rmdir(target)  # fsspec would move the folder into it
             if not is_local or self._fs.exists(source):
                 if is_folder or not self._has_ids or not self.written.written_into(source, target):
                     self._fs.mv(source, target, recursive=is_folder)
                 self._changed(parent, name)
             with self._lock:
-                self._folders = {moved(folder, source, target) for folder in self._folders}
+                self._kept_folders = {moved(folder, source, target) for folder in self._kept_folders}
         self._keep_folder(self._inodes[parent].path)
 
     def _subject(self, number: int = ROOT, *args: Any) -> str:

@@ -22,7 +22,10 @@ _EXPECTED = {
 
 
 def reported(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn every exception into OSError with an errno, and log those that programs do not expect."""
+    """Turn every exception into OSError with an errno, and log those that programs do not expect.
+
+    The object of the method has `_fs`, and `_subject`, which gets the arguments and says what the call is about.
+    """
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **options: Any) -> Any:

@@ -21,15 +21,15 @@ from cachedfs.mount.names import moved
 from cachedfs.mount.temporary_files import temporary_file
 
 logger = logging.getLogger("cachedfs.mount")
-_RESERVED_S = 5.0  # for which an inode waits for its writer
+_RESERVED_S = 5.0  # for which a new inode waits for its writer
 _KEEPS_ID = 64 << 20  # bytes of a file that is written into the Drive file that it replaces
 
 
 class WrittenFiles:
     """The inodes of files that are open for writing. Thread-safe.
 
-    The lock of the inodes is not held while a file is sent. Such a file is local until it is closed or synced, and is then sent as a whole. Its local copy is in the folder
-    `temporary`. An absence is known for `kept_s`.
+    Such a file is a local copy in the folder `temporary`, sent as a whole when it is closed or synced. The lock of the
+    inodes is not held meanwhile. An absence that the origin stated counts for `kept_s`.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class WrittenFiles:
         is_new = bool(flags & os.O_EXCL)
         base: Any = ANY_VERSION
         if is_new or not flags & os.O_TRUNC:
-            base = None if is_new and self._was_absent(path) else self.now(path)
+            base = None if is_new and self._was_absent(path) else self.latest(path)
             if base is not None and is_new:
                 raise OSError(errno.EEXIST, "another machine has made it")
             if base is not None:
@@ -75,9 +75,9 @@ class WrittenFiles:
                 if is_new:
                     raise OSError(errno.EEXIST, "another program has made it")
                 local = inode.local.join(is_writing=True)
-                self._inodes.told(inode)
+                self._inodes.count_lookup(inode)
             else:
-                inode = self._inodes.made(path, now_ns())
+                inode = self._inodes.create(path, now_ns())
                 local = self._begin(inode, base, inode.mtime_ns)
         if is_joined and flags & os.O_TRUNC:
             local.empty()
@@ -88,7 +88,7 @@ class WrittenFiles:
         entry = self._fs._objects.known(path)
         return entry is not None and entry.info is None and clock.now() - entry.asked_at < self._kept_s
 
-    def now(self, path: str) -> ObjectInfo | None:
+    def latest(self, path: str) -> ObjectInfo | None:
         """Ask the origin which version of an object there is now; return None for none."""
         self._fs.invalidate_cache(path)
         try:
@@ -109,18 +109,18 @@ class WrittenFiles:
         with self._lock:
             if is_empty or (inode.local is not None and inode.local.is_being_written):
                 return ANY_VERSION
-        base = self.now(inode.path)
+        base = self.latest(inode.path)
         if base is None or version_of(base) != inode.version:
             raise self._inodes.stale(inode.path, inode, "another machine has changed it")
         return base
 
     def _reserve(self, inode: Inode) -> None:
-        """Have another inode than this one, which has readers, wait for the writer: the kernel looks it up next."""
+        """Make an inode beside this one, which has readers, for the writer: the kernel looks it up next."""
         base = self._base(inode, is_empty=False)
         with self._lock:
             now = self._inodes.current(inode.path)
             if now is inode and inode.local is None:
-                now = self._inodes.replaced(inode)
+                now = self._inodes.replace(inode)
                 self._begin(now, base, inode.mtime_ns)
             elif now is not None and now.local is not None:  # of another writer
                 now.local.join(is_writing=True)
@@ -208,8 +208,8 @@ class WrittenFiles:
             return [inode.local for inode in inodes if inode.local is not None]
 
     @contextmanager
-    def removed(self, path: str) -> Iterator[bool]:
-        """Never send the file at `path` once the block has removed it; yield whether it has a local copy."""
+    def removing(self, path: str) -> Iterator[bool]:
+        """Remove the file at `path` in the block, and never send it then; yield whether it has a local copy."""
         inode = self._inodes.current(path)
         if inode is None or (local := inode.local) is None:
             yield False
@@ -223,8 +223,8 @@ class WrittenFiles:
                     self._inodes.remove(path)
 
     @contextmanager
-    def renamed(self, source: str, target: str) -> Iterator[None]:
-        """Send the files at and below `source` before they are renamed by the block, and let them follow.
+    def renaming(self, source: str, target: str) -> Iterator[None]:
+        """Rename `source` in the block. Before, send the files at and below it; after, give them their new paths.
 
         A file open at `target` is never sent from then on.
         """
@@ -256,7 +256,7 @@ class WrittenFiles:
 
         Return False, and do nothing, for a large file, or if there is none to replace. Programs save a file this way.
         """
-        info, replaced = self._fs._object(source), self.now(target)
+        info, replaced = self._fs._object(source), self.latest(target)
         if replaced is None or replaced.size is None or info.size is None or info.size > _KEEPS_ID:
             return False
         with temporary_file(self._temporary) as file:

@@ -1,4 +1,4 @@
-"""`Origin`, the base class of the remote services, and HTTP byte ranges.
+"""`Origin`, the base class of the remote services; byte ranges and other values in HTTP headers.
 
 Only the HTTP headers here have inclusive ends. Everywhere else the end of a range is exclusive.
 """
@@ -79,7 +79,7 @@ def clipped(want: Range | Suffix | None, size: int) -> Range:
 
 
 def describe(want: Range | Suffix | None) -> str:
-    """Return the phrase that errors use for a read of `want`."""
+    """Return the phrase that names a read of `want` in errors."""
     if want is None:
         return "reading all bytes"
     if isinstance(want, Suffix):
@@ -101,7 +101,7 @@ def subject_of(method: str, args: Sequence[Any]) -> str:
 before_next_page: ContextVar[Callable[[], Awaitable[object]] | None] = ContextVar(
     "cachedfs_before_next_page", default=None
 )
-"""Awaited before each page of a folder's listing but the first: a listing that only saves lookups takes its time."""
+"""Awaited before each page of a listing but the first, where a folder is listed only to save lookups: it may wait."""
 
 has_stale_answer = ContextVar("has_stale_answer", default=False)
 """Whether the caller of a request can serve a stale answer while the origin is unreachable, and so waits less long."""

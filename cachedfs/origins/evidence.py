@@ -86,7 +86,7 @@ def is_same_evidence(one: str | None, other: str | None) -> bool:
 
 
 def _time(info: Mapping[str, Any]) -> Any:
-    """Return the time of the last change, or else of creation; None where there is none, which archives call 1970."""
+    """Return the time of the last change, or else of creation; None without one, for which archives state 1970."""
     at = _first(info, _TIMES)
     if at is None and isinstance(since := info.get(_MILLISECONDS), int):
         at = since / 1000

@@ -212,7 +212,7 @@ class FsspecOrigin(Origin):
             return await invoke(inner, method, *args, **options)
 
     async def _connect(self) -> Any:
-        """Return an object whose `session` is closed with the origin, where reads are requests of our own."""
+        """Open the connection of an origin that sends requests of its own; `aclose` closes its `session`."""
         raise NotImplementedError
 
     def _client(
@@ -225,7 +225,7 @@ class FsspecOrigin(Origin):
         options: Mapping[str, Any] = {},
         **timeouts: Any,
     ) -> HTTPClient:
-        """Return what sends our own requests over a session."""
+        """Return a client for such requests over a session."""
         with importing():
             from cachedfs.origins.http import HTTPClient, timeouts_of
 

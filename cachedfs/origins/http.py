@@ -36,11 +36,11 @@ _LONGEST_BODY = 256 << 20  # of JSON and exports, which are kept in memory; Goog
 _RATE_OVER_S, _LEAST_BYTES_PER_S = 60.0, 1024  # a body that is slower for so long trickles
 # Bytes of a body that are sent at once: a line of 2 kB/s takes one within the limit for silence.
 _SLICE = 64 << 10
-_LATE, _WEIGHT = 4, 1 / 8  # an answer is late after _LATE times the mean wait; weight of the newest
+_LATE_FACTOR, _WEIGHT = 4, 1 / 8  # an answer is late after this many mean waits; weight of the newest wait
 _ADDRESS_S = 60  # for which the address of a host is used
 _BROKEN = (aiohttp.ClientError, TimeoutError, OSError, UnicodeError)  # the last: of a host's name
 _INSTALL = "Please install"  # in the message of aiohttp for an encoding that it cannot decode
-_LATE_S = 0.05  # a running event loop fires its timers sooner than this
+_TIMER_LATE_S = 0.05  # a loop whose timer fires later than this was blocked
 
 
 class RequestLimits(Protocol):
@@ -213,7 +213,7 @@ class HTTPClient:
         ask = self._request if request.data is None else partial(self._send_body, request.data)
         if request.within_s is None:
             return await ask(method, url, **options)
-        began, within_s = time.monotonic(), max(request.within_s, _LATE * self._wait_s)
+        began, within_s = time.monotonic(), max(request.within_s, _LATE_FACTOR * self._wait_s)
         async with time_limit(
             within_s, RetryableError(f"no answer came within {within_s:g} s", is_late=True)
         ):
@@ -336,7 +336,7 @@ def is_on_time(timeout: aiohttp.ClientTimeout, waited_s: float) -> bool:
 
     def latest_s(limit_s: float) -> float:
         # aiohttp rounds long timeouts up to full seconds.
-        return limit_s + (1.0 if limit_s > timeout.ceil_threshold else 0.0) + _LATE_S
+        return limit_s + (1.0 if limit_s > timeout.ceil_threshold else 0.0) + _TIMER_LATE_S
 
     if timeout.sock_connect is None or waited_s < latest_s(timeout.sock_connect):
         return True

@@ -103,7 +103,7 @@ class HubOrigin(HTTPOrigin):
     _reads = HubRead
 
     async def _make(self) -> Any:
-        return await FsspecOrigin._make(self)
+        return await FsspecOrigin._make(self)  # not that of `HTTPOrigin`, for fsspec's HTTP filesystem
 
     async def _connect(self) -> HTTPConnection:
         with importing():

@@ -28,8 +28,8 @@ _S3_CONNECTIONS = 128  # most requests in flight; botocore's own limit is 10
 class AsyncOnce(Generic[T]):
     """A value created at the first `get`, once for all waiting callers.
 
-    A failure is raised in all waiting callers, and the next `get` tries again. Without `keeps`, so it does after a
-    success: callers only share what is running.
+    A failure is raised in all waiting callers, and the next `get` tries again. Without `keeps`, it also runs again after a
+    success: callers only share what is running. Unlike in `SingleFlight`, it goes on when no caller waits any more.
     """
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, T]], *, keeps: bool = True) -> None:

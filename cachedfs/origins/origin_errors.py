@@ -203,7 +203,7 @@ _ADVICE: dict[type[CachedFSError], str] = {
     OriginUnavailable: "no usable answer from the origin; check the network, or try again later",
 }
 # What Google's text of a 403 says, in lower case, and what to do: no credentials would help.
-_DENIALS: tuple[tuple[tuple[str, ...], str], ...] = (
+_POLICIES: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("retention policy", "object retention", "retentionpolicynotmet"),
         (
@@ -244,13 +244,13 @@ _NO_CREDENTIALS = (
 )
 
 
-def denial(text: str, reasons: Collection[str] = ()) -> str | None:
-    """Return what to do about a refusal of Google that no other credentials would change, or None.
+def advice_of(text: str, reasons: Collection[str] = ()) -> str | None:
+    """Return what to do where a policy forbids a request, so that no other credentials help; else None.
 
     `text` and `reasons` are those of the answer.
     """
     said = " ".join((text, *reasons)).lower()
-    return next((advice for signs, advice in _DENIALS if any(sign in said for sign in signs)), None)
+    return next((advice for signs, advice in _POLICIES if any(sign in said for sign in signs)), None)
 
 
 @contextmanager
@@ -294,7 +294,7 @@ def translate(error: Exception, url: str, doing: str) -> Exception:
     if kind is SignInRefused and OTHER_TIME in str(cause):
         advice = WRONG_CLOCK
     elif kind is AccessDenied:
-        advice = denial(_text(cause)) or advice
+        advice = advice_of(_text(cause)) or advice
     translated = kind(f"{url}: {advice} ({doing}: {_text(cause)})")
     if kind is CachedFSError and isinstance(error, OSError) and error.errno:
         translated.errno = error.errno

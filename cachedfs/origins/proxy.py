@@ -36,8 +36,8 @@ def proxy_of(url: str) -> str | None:
     )
 
 
-def trusted() -> ssl.SSLContext:
-    """Return the TLS context.
+def tls_context() -> ssl.SSLContext:
+    """Return the TLS context of requests by aiohttp.
 
     It has the authorities in SSL_CERT_FILE or those of the system, and those of certifi where there are none.
     """

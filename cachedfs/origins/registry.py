@@ -263,7 +263,7 @@ def strip(own: str, target: str | None, path: Any) -> str:
     return without_slash(name)
 
 
-def object_name(own: str, target: str | None, path: Any) -> str:
+def strip_object(own: str, target: str | None, path: Any) -> str:
     """Return the target's path for an object: as `strip`, with the slashes that end the names of some objects.
 
     In Google Cloud Storage and S3, "bucket/a" and "bucket/a/" may be two objects.

@@ -146,8 +146,8 @@ class RetryAttempts:
         if not failed.is_late:
             at_least_s = failed.retry_after_s or 0.0
             if failed.is_rate:
-                number = min(self.n_failed, len(_AFTER_REFUSALS))
-                at_least_s = max(at_least_s, policy.base_s * _AFTER_REFUSALS[number - 1])
+                factor = _AFTER_REFUSALS[min(self.n_failed, len(_AFTER_REFUSALS)) - 1]
+                at_least_s = max(at_least_s, policy.base_s * factor)
             wait_s = delay(self.n_failed, policy, at_least_s=at_least_s)
         if not failed.is_unreachable:
             self._unreachable_since = None

@@ -4,6 +4,6 @@
 `PackTask.count` counts the samples in a piece of the source, and `PackTask.write` writes one shard as one object.
 """
 
-from cachedfs.packing.api import Packed, Packing, pack
+from cachedfs.packing.packing import Packed, Packing, pack
 
 __all__ = ["Packed", "Packing", "pack"]

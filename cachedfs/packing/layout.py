@@ -12,7 +12,7 @@ import numpy as np
 
 from cachedfs.datasets.zarr_layout import RAGGED
 from cachedfs.packing.pack_types import OFFSETS, Array, Field, SampleBatch
-from cachedfs.packing.shard_encoder import CODECS, ArrayEncoding, measured, shuffle_of
+from cachedfs.packing.shard_encoder import CODECS, ArrayEncoding, compressed_shares, shuffle_of
 
 KiB, MiB = 1 << 10, 1 << 20
 CHUNK = 256 * KiB  # decoding takes 0.1 ms, the delay of one random sample
@@ -21,7 +21,7 @@ SHARD = 64 * MiB  # 1 s at 500 Mbit/s; each worker builds one in memory
 DRIVE_SHARD = 128 * MiB  # Drive creates about 2 files/s, and serves 27 to 200 downloads/s
 SMALL_SHARD = 16 * MiB  # of small arrays: all of them are built at the same time
 SMALL = 0.1  # largest share of a sample's bytes for all small fields together
-AT_ONCE = 256 * MiB  # most bytes of the last shards of all small arrays, which are in memory
+IN_MEMORY = 256 * MiB  # most bytes of the shards of many arrays that are not full yet
 WORTH = 0.9  # a slower codec must shrink the data to this share of the faster one
 
 
@@ -54,45 +54,45 @@ def plan_of(
     if codec is not None and codec not in CODECS:
         raise ValueError(f"codec={codec!r}: expected one of {', '.join(CODECS)}; None: by measuring samples")
     means = {field.name: _mean(field, sampled) for field in fields}
-    small_ones = small_of({field.name: means[field.name] for field in fields if not field.is_small})
+    small = small_fields({field.name: means[field.name] for field in fields if not field.is_small})
     fields = tuple(
-        dataclasses.replace(field, is_small=field.is_small or field.name in small_ones) for field in fields
+        dataclasses.replace(field, is_small=field.is_small or field.name in small) for field in fields
     )
-    most, why = (shard, "as asked for") if shard is not None else shard_size(protocol)
+    most, why = (shard, "as asked for") if shard is not None else default_shard_size(protocol)
     big = [field for field in fields if not field.is_small]
-    by_field = shares({field.name: means[field.name] for field in big}, most)
+    by_field = shard_sizes({field.name: means[field.name] for field in big}, most)
     encodings, lines = dict[str, ArrayEncoding](), []
     for field in big:
         values = np.concatenate([batch.values[field.name] for batch in sampled])
-        best, reason = choose_codec(measured(field, values)) if codec is None else (codec, "as asked for")
-        inner, outer, told = grid_of(
+        best, reason = (codec, "as asked for") if codec else choose_codec(compressed_shares(field, values))
+        inner, outer, why_shapes = shapes_of(
             field, means[field.name], chunk=chunk, shard=by_field[field.name], why=why
         )
         encodings[field.name] = ArrayEncoding(field.dtype, field.shape, inner, outer, best, shuffle_of(field))
         chunks, shards = (" x ".join(f"{n:,}" for n in shape) for shape in (inner, outer))
         lines.append(
-            f"{field.name}: {field.dtype}, chunks {chunks}, shards {shards} ({told}); {best} ({reason})"
+            f"{field.name}: {field.dtype}, chunks {chunks}, shards {shards} ({why_shapes}); {best} ({reason})"
         )
-    small = _small_arrays(fields)
-    of_small = min(most, SMALL_SHARD, AT_ONCE // max(1, len(small)))
-    for field in small:
-        inner, outer, _ = grid_of(field, means.get(field.name, 8.0), chunk=None, shard=of_small, why="")
+    small_arrays = _small_arrays(fields)
+    of_small = min(most, SMALL_SHARD, IN_MEMORY // max(1, len(small_arrays)))
+    for field in small_arrays:
+        inner, outer, _ = shapes_of(field, means.get(field.name, 8.0), chunk=None, shard=of_small, why="")
         encodings[field.name] = ArrayEncoding(
             field.dtype, field.shape, inner, outer, "zstd", shuffle_of(field)
         )
-    if small:
-        lines.append(f"{', '.join(field.name for field in small)}: little beside the samples; zstd")
+    if small_arrays:
+        lines.append(f"{', '.join(field.name for field in small_arrays)}: little beside the samples; zstd")
     return StorePlan(fields, encodings, lines)
 
 
-def shard_size(protocol: str) -> tuple[int, str]:
-    """Return the bytes of a shard for an origin's protocol, and the reason."""
+def default_shard_size(protocol: str) -> tuple[int, str]:
+    """Return the bytes of a shard for the protocol of the target's origin, and the reason."""
     if protocol in ("drive", "gdrive"):
         return DRIVE_SHARD, "Drive makes few new files a second, so there are fewer and larger ones"
     return SHARD, "large enough for the speed of a link, and several fit in memory"
 
 
-def small_of(means: Mapping[str, float]) -> set[str]:
+def small_fields(means: Mapping[str, float]) -> set[str]:
     """Return the names of the small fields: together they have at most `SMALL` of a sample's bytes.
 
     `means` are the mean bytes of each field in a sample. The largest field is never small.
@@ -106,19 +106,19 @@ def small_of(means: Mapping[str, float]) -> set[str]:
     return found
 
 
-def shares(means: Mapping[str, float], size: int) -> dict[str, int]:
-    """Return the shard size of each field, in bytes; `size` is the largest.
+def shard_sizes(means: Mapping[str, float], size: int) -> dict[str, int]:
+    """Return the shard size of each big field, in bytes; `size` is the largest.
 
     The shards of all fields cover about the same samples. Together they have up to 64 MiB, or `size` if that is more:
     those that are not full yet are in memory.
     """
     largest, total = max(means.values(), default=1) or 1, max(1.0, sum(means.values()))
     most = min(size, max(SHARD, size) * largest / total)
-    least = min(MiB, size, AT_ONCE // max(1, len(means)))
+    least = min(MiB, size, IN_MEMORY // max(1, len(means)))
     return {name: max(least, int(most * mean / largest)) for name, mean in means.items()}
 
 
-def grid_of(
+def shapes_of(
     field: Field, mean: float, *, chunk: int | None, shard: int, why: str
 ) -> tuple[tuple[int, ...], tuple[int, ...], str]:
     """Return the chunk and shard shapes of a field's array, and the reason.
@@ -137,9 +137,9 @@ def grid_of(
         reason += f": a random one decodes {_size(chunk)} or few of them"
     rows = max(1, (chunk or CHUNK) // size)
     if not field.is_ragged:
-        told = "1 sample" if rows == 1 else f"{rows:,} samples"
+        n_samples = "1 sample" if rows == 1 else f"{rows:,} samples"
         read = "one is read by itself" if rows == 1 else f"about {_size(chunk or CHUNK)} are decoded for one"
-        reason = f"{told} of {_size(size)} a chunk: {read}"
+        reason = f"{n_samples} of {_size(size)} a chunk: {read}"
     n = max(1, shard // (rows * size)) * rows
     return (rows, *field.shape), (n, *field.shape), f"{reason}; shards of {_size(n * size)}: {why}"
 
@@ -152,10 +152,10 @@ def choose_codec(shares_by_codec: Mapping[str, float]) -> tuple[str, str]:
     for name in CODECS:
         if shares_by_codec.get(name, 1.0) <= WORTH * shares_by_codec.get(best, 1.0):
             best = name
-    told = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares_by_codec.items())
+    sizes = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares_by_codec.items())
     if best == "none":
-        return best, f"kept as it is: compressed, samples are {told} of their size"
-    return best, f"samples are {told} of their size"
+        return best, f"kept as it is: compressed, samples are {sizes} of their size"
+    return best, f"samples are {sizes} of their size"
 
 
 def metadata_of(
@@ -233,9 +233,9 @@ def _attributes(field: Field) -> dict[str, Any]:
     """Return the attributes of an array: its own, its time units, or the arrays that locate ragged samples."""
     if not field.is_ragged:
         return {**field.attributes, **({"units": field.means} if field.means else {})}
-    told = {"offsets": field.name + OFFSETS, "means": field.means, "shapes": field.shapes}
+    found = {"offsets": field.name + OFFSETS, "means": field.means, "shapes": field.shapes}
     # Names inside the array's own group, so that the group can be opened alone.
-    own = {key: value.rpartition("/")[2] for key, value in told.items() if value}
+    own = {key: value.rpartition("/")[2] for key, value in found.items() if value}
     return {**field.attributes, RAGGED: own}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-BESIDE = ".cachedfs-pack"  # folder of the store with the working files of a pack, removed at its end
+WORK_FOLDER = ".cachedfs-pack"  # in the store, for the plan and the progress; removed at the end
 OFFSETS = "_offsets"  # suffix of the array with the start of each sample of a ragged field
 
 

@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from cachedfs.packing.executors import TaskPool
-from cachedfs.packing.pack_types import BESIDE, OFFSETS, Array, SampleBatch
+from cachedfs.packing.pack_types import OFFSETS, WORK_FOLDER, Array, SampleBatch
 from cachedfs.packing.sources.sample_source import Counts
 from cachedfs.packing.store import StoredObject
 from cachedfs.packing.task import ArrayWriter, PackTask, check_lengths
 
-SAVED_S = 10.0  # seconds between two times that the progress is stored
-PROGRESS = f"{BESIDE}/progress.npz"
-AT_ONCE = 256 << 20  # most bytes of shards that are written at the same time: each may be in memory twice
+SAVED_S = 10.0  # least seconds between two writes of the progress
+PROGRESS = f"{WORK_FOLDER}/progress.npz"
+IN_FLIGHT = 256 << 20  # most bytes of shards that are being written: each may be in memory twice
 WINDOW = "96MiB"  # prefetch window: more than one shard (64 MiB), and still little memory
 logger = logging.getLogger("cachedfs.packing")
 
@@ -49,8 +49,8 @@ class PackProgress:
         np.savez_compressed(buffer, np.array(json.dumps(header)), *self.rows.values())
         return buffer.getvalue()
 
-    def packed(self, numbers: Iterable[int], parts: Sequence[range]) -> set[int]:
-        """Return which files may have samples in the store, of some files by number."""
+    def files_with_samples(self, numbers: Iterable[int], parts: Sequence[range]) -> set[int]:
+        """Return those of some files, by number, that may have samples in the store."""
         n_counted = max(map(len, self.starts.values()), default=1) - 1
         return {*numbers} & {*chain(*parts[:n_counted])} - self.skipped.keys()
 
@@ -198,11 +198,11 @@ class PackRun:
                 if number >= n_counted:
                     for writer in writers:
                         starts[writer.name].append(writer.length)
-                where = self._task.source.files.shown(self._parts[number].start)
+                where = self._task.source.files.url_of(self._parts[number].start)
                 check_lengths(writers, {name: each[number + 1] for name, each in starts.items()}, where)
                 if self._is_stopped:
                     return
-                self._save_sometimes()
+                self._save_if_due()
         self.checked = self._pool.here(self._check)
         for writer in writers:
             writer.finish()
@@ -210,8 +210,8 @@ class PackRun:
     def _prefetched(self, order: Sequence[int]) -> contextlib.AbstractContextManager[Any]:
         source = self._task.source
         prefetch = getattr(source.files.fs, "prefetch", None) if source.is_prefetched else None
-        numbers = (number for part in order for number in self._parts[part])
-        return prefetch(source.files.items(numbers), window=WINDOW) if prefetch else contextlib.nullcontext()
+        items = source.files.prefetch_items(number for part in order for number in self._parts[part])
+        return prefetch(items, window=WINDOW) if prefetch else contextlib.nullcontext()
 
     def _count(self) -> None:
         """Let workers count the samples of the other parts."""
@@ -220,7 +220,7 @@ class PackRun:
             self._add_counts(future.result())
             if self._is_stopped:
                 return
-            self._save_sometimes()
+            self._save_if_due()
 
     def _add_counts(self, counts: Counts) -> None:
         for name, n in counts.lengths.items():
@@ -233,7 +233,7 @@ class PackRun:
         files = self._task.source.files
         self._progress.skipped |= batch.skipped
         for number in batch.skipped:
-            logger.warning("cannot pack %s: %s", files.shown(number), batch.skipped[number])
+            logger.warning("cannot pack %s: %s", files.url_of(number), batch.skipped[number])
         for field in self._task.source.fields:
             if field.is_small:
                 self._small[field.name].add(batch.values[field.name])
@@ -245,7 +245,7 @@ class PackRun:
     # Shards.
 
     def _needs(self, name: str, index: int) -> bool:
-        keys = (f"{name}/{key}" for key, _ in self._task.encodings[name].places(index))
+        keys = (f"{name}/{key}" for key, _ in self._task.encodings[name].shards_at(index))
         return any(key not in self._progress.verified for key in keys)
 
     def _n_shards(self, name: str) -> int:
@@ -279,7 +279,7 @@ class PackRun:
                 self._task.encodings[name].shard_size * len(indexes) for name, indexes in calls[call].items()
             )
             self._submit(size, PackTask.write, dict(calls[call]), self._parts[first:stop], starts)
-            self._save_sometimes()
+            self._save_if_due()
 
     def _emit(self, name: str, index: int, rows: Array) -> None:
         if not self._needs(name, index):
@@ -291,7 +291,7 @@ class PackRun:
             self._submit(rows.nbytes if name in self._task.big else 0, PackTask.put, name, index, rows)
 
     def _submit(self, size: int, method: Callable[..., Any], *args: Any) -> None:
-        self._wait(self._pool.n_workers - 1, math.inf if self._pool.is_remote else AT_ONCE - size)
+        self._wait(self._pool.n_workers - 1, math.inf if self._pool.is_remote else IN_FLIGHT - size)
         self._writing[self._pool.submit(method, *args)] = size
 
     def _wait(self, most: int = 0, most_bytes: float = math.inf) -> None:
@@ -303,12 +303,12 @@ class PackRun:
                 self.stored.update((each.name, each) for each in future.result())
                 self._on_stored(self._writing.pop(future))
 
-    def _save_sometimes(self) -> None:
+    def _save_if_due(self) -> None:
         if time.monotonic() >= self._save_at:
             self._save()
 
     def _save(self) -> None:
-        """Store what a later run needs to go on behind the parts that are counted."""
+        """Store what a later run needs to continue after the parts that are counted."""
         began = time.monotonic()
         self._wait()
         progress = self._progress
@@ -316,4 +316,4 @@ class PackRun:
         progress.rows = {name: writer.rest for name, writer in self._small.items()}
         progress.verified |= {name: each.version for name, each in self.stored.items() if each.version}
         self._task.store.put(PROGRESS, progress.as_bytes())
-        self._save_at = time.monotonic() + SAVED_S * (1 + time.monotonic() - began)  # a long one less often
+        self._save_at = time.monotonic() + SAVED_S * (1 + time.monotonic() - began)  # slow ones less often

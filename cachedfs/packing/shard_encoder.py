@@ -42,8 +42,8 @@ class ArrayEncoding:
         """Bytes of a full shard before encoding."""
         return int(np.dtype(self.dtype).itemsize * math.prod(self.shard))
 
-    def places(self, index: int) -> Iterator[tuple[str, tuple[slice, ...]]]:
-        """Yield the shards at an index along the first axis: the key of each, and its part of a sample."""
+    def shards_at(self, index: int) -> Iterator[tuple[str, tuple[slice, ...]]]:
+        """Yield the shards at an index along the first axis: the key of each, and its slices of a sample."""
         sides = self.shard[1:]
         for place in np.ndindex(*(-(-n // part) for n, part in zip(self.shape, sides, strict=True))):
             box = (slice(i * part, (i + 1) * part) for i, part in zip(place, sides, strict=True))
@@ -87,7 +87,7 @@ class ArrayEncoding:
         return [{"name": "blosc", "configuration": settings}, *checksum]
 
 
-def measured(field: Field, samples: Array) -> Mapping[str, float]:
+def compressed_shares(field: Field, samples: Array) -> Mapping[str, float]:
     """Return the compressed size of some samples for each codec, as a share of their size."""
     flat = np.ascontiguousarray(samples).reshape(-1)[: MEASURED // np.dtype(field.dtype).itemsize]
     names = [codec for codec in CODECS if codec != "none"] if flat.nbytes else []

@@ -15,11 +15,11 @@ from fsspec.core import has_magic
 from cachedfs.common import urls as url_names
 from cachedfs.common.checksums import RunningChecksum, stated_of
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.packing.pack_types import BESIDE
+from cachedfs.packing.pack_types import WORK_FOLDER
 from cachedfs.packing.sources.source_files import version_of
 
 ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")  # metadata files by which readers find a Zarr store
-AT_ONCE = 8  # metadata files that are written at the same time
+WRITERS = 8  # threads that write small files, make folders or remove them
 STEP = 8 << 20  # bytes that are read back, or checksummed, at a time
 # Protocols whose objects appear only when complete: no temporary name is needed.
 ATOMIC = {"gs", "gcs", "s3", "s3a", "r2", "oss", "az", "abfs", "abfss", "adl", "drive", "memory"}
@@ -49,7 +49,7 @@ class ZarrTarget:
         return type(self), (self.url, self._options)
 
     @property
-    def _origin(self) -> Any:
+    def _origin_fs(self) -> Any:
         """The origin's filesystem: verification must not read from the cache."""
         return self.fs.origin_fs if isinstance(self.fs, CachedFileSystem) else self.fs
 
@@ -60,20 +60,17 @@ class ZarrTarget:
 
     # Objects.
 
-    def at(self, name: str) -> str:
+    def path_of(self, name: str) -> str:
         return f"{self.path}/{name}"
-
-    def shown(self, name: str) -> str:
-        return str(self.fs.unstrip_protocol(self.at(name)))
 
     def put(self, name: str, data: bytes | bytearray) -> None:
         """Write an object atomically. Raises CancelledError after an interrupt (`is_interrupted`)."""
-        path = self.at(name)
+        path = self.path_of(name)
         self._check_not_interrupted()
         if self.protocol in ATOMIC:
             self.fs.pipe_file(path, data)
             return
-        temporary = self.at(f"{BESIDE}/{uuid.uuid4().hex}.tmp")
+        temporary = self.path_of(f"{WORK_FOLDER}/{uuid.uuid4().hex}.tmp")
         for folder in (path.rpartition("/")[0], temporary.rpartition("/")[0]):
             if folder not in self._folders:
                 self.fs.makedirs(folder, exist_ok=True)
@@ -92,8 +89,8 @@ class ZarrTarget:
         for name, data in objects.items():
             self.put(name, data)
         if self.protocol == "drive":
-            with ThreadPoolExecutor(AT_ONCE) as threads:
-                list(threads.map(partial(self.fs.makedirs, exist_ok=True), map(self.at, folders)))
+            with ThreadPoolExecutor(WRITERS) as threads:
+                list(threads.map(partial(self.fs.makedirs, exist_ok=True), map(self.path_of, folders)))
 
     def _check_not_interrupted(self) -> None:
         if self.is_interrupted:
@@ -106,7 +103,7 @@ class ZarrTarget:
         Raises OSError if the stored bytes differ; the object is then removed.
         """
         self.put(name, data)
-        path = self.at(name)
+        path = self.path_of(name)
         info = self.fs.info(path)
         stated = stated_of(info)
         checksum = None if stated is None else RunningChecksum(stated)
@@ -117,7 +114,7 @@ class ZarrTarget:
             stop = start + len(part)
             if checksum is not None:
                 checksum.add(part)
-            elif difference is None and self._origin.cat_file(path, start=start, end=stop) != part:
+            elif difference is None and self._origin_fs.cat_file(path, start=start, end=stop) != part:
                 difference = f"bytes {start:,} to {stop:,} are others when they are read back"
         if checksum is not None:
             difference = checksum.contradiction()
@@ -125,7 +122,7 @@ class ZarrTarget:
             with contextlib.suppress(OSError):
                 self.fs.rm_file(path)
             raise OSError(
-                f"{self.shown(name)}: the stored object differs from the written one: "
+                f"{self.fs.unstrip_protocol(path)}: the stored object differs from the written one: "
                 f"{difference or info.get('size')}; run pack again to continue"
             )
         return StoredObject(name, len(data), version_of(info), stated is not None)
@@ -133,7 +130,7 @@ class ZarrTarget:
     def read(self, name: str) -> bytes | None:
         """Return the bytes of an object; None if it does not exist."""
         try:
-            return bytes(self.fs.cat_file(self.at(name)))
+            return bytes(self.fs.cat_file(self.path_of(name)))
         except FileNotFoundError:
             return None
 
@@ -153,7 +150,8 @@ class ZarrTarget:
 
     def remove(self, name: str = "") -> None:
         """Remove a folder and its content; without a name, the whole store."""
-        path = self.at(name).rstrip("/")
+        path = self.path_of(name).rstrip("/")
+        self._folders.clear()
         with contextlib.suppress(FileNotFoundError):
             if has_magic(path):  # `rm` would expand it as a pattern
                 self._remove_each(path)
@@ -175,21 +173,21 @@ class ZarrTarget:
 
         If the process is killed, the rest cannot be opened as a store, and a later pack knows it as its own to remove.
         """
-        self.put(f"{BESIDE}/removing", b"")
+        self.put(f"{WORK_FOLDER}/removing", b"")
         existing = self.listing()
         for name in ZARR:
             if name in existing:
-                self.fs.rm_file(self.at(name))
-        with ThreadPoolExecutor(AT_ONCE) as threads:
-            list(threads.map(self.remove, {name.partition("/")[0] for name in existing} - {BESIDE, *ZARR}))
+                self.fs.rm_file(self.path_of(name))
+        others = {name.partition("/")[0] for name in existing} - {WORK_FOLDER, *ZARR}
+        with ThreadPoolExecutor(WRITERS) as threads:
+            list(threads.map(self.remove, others))
         self.remove()
-        self._folders.clear()
 
     def finish(self, documents: Mapping[str, Mapping[str, Any]], check: Callable[[], object]) -> None:
         """Write the metadata documents: that of the group after `check`, so that a group that opens is complete."""
         datas = {name: json.dumps(document, indent=2).encode() for name, document in documents.items()}
         group = datas.pop("zarr.json")
-        with ThreadPoolExecutor(AT_ONCE) as threads:  # small files: latency dominates
+        with ThreadPoolExecutor(WRITERS) as threads:  # small files: latency dominates
             others = threads.map(self.put, datas, datas.values())
             check()
             list(others)

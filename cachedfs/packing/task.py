@@ -61,7 +61,7 @@ class ArrayWriter:
         return none if self._rows is None else self._rows[: self.length % self._encoding.shard[0]]
 
     def restore(self, length: int, rest: Array) -> None:
-        """Go on behind `length` rows, of which the last ones are given."""
+        """Continue after `length` rows; `rest` has those of the shard that is not full."""
         self.add(rest)
         self.length = length
 
@@ -80,11 +80,11 @@ class PackTask:
         encoding = self.encodings[name]
         return [
             self.store.put_checked(f"{name}/{key}", encoding.encoded(rows[(slice(None), *box)]))
-            for key, box in encoding.places(index)
+            for key, box in encoding.shards_at(index)
         ]
 
     def count(self, files: range) -> Counts:
-        """Read some files, and return what is needed to place the samples behind them."""
+        """Read some files, and return what tells where the samples after them belong."""
         counts = Counts(dict.fromkeys(self.big, 0), [])
         for batch in self.source.batches(files):
             small = {name: values for name, values in batch.values.items() if name not in counts.lengths}
@@ -118,7 +118,7 @@ class PackTask:
             check_lengths(
                 writers,
                 {name: each[i + 1] for name, each in starts.items()},
-                self.source.files.shown(files.start),
+                self.source.files.url_of(files.start),
             )
         for writer in writers:
             writer.finish()

@@ -15,7 +15,7 @@ from cachedfs.cache.counters import Counted
 from cachedfs.cli import doctor
 from cachedfs.cli.speed import Speeds, facts, read_at_once
 from cachedfs.cli.stats import is_too_small
-from cachedfs.mount.unsent import keep
+from cachedfs.mount.unsent_files import keep
 from cachedfs.report.analysis import RunFigures
 from tests.cli.helpers import json_of, run
 from tests.support import MiB, noise

@@ -11,11 +11,11 @@ from functools import partial
 import fsspec
 import pytest
 
-from cachedfs.mount import unsent
+from cachedfs.mount import unsent_files
 from cachedfs.mount.fuse_protocol import ROOT
 from cachedfs.mount.inodes import InodeTable
 from cachedfs.mount.operations import MountOperations
-from cachedfs.mount.unsent import keep, kept
+from cachedfs.mount.unsent_files import keep, kept
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
 from tests.support import MiB, noise
@@ -464,22 +464,32 @@ def kept_as(tmp_path, data, name="b/a"):
 
 
 def test_kept_files_make_way_for_newer_ones_and_none_is_kept_that_is_too_large(tmp_path, monkeypatch):
-    monkeypatch.setattr(unsent, "_MOST", 10)
+    monkeypatch.setattr(unsent_files, "_MOST", 10)
     said = [kept_as(tmp_path, data) for data in (b"12345", b"1234", b"123456", b"too large now")]
     assert "is lost, as it is too large" in said[-1]
     assert [path.read_bytes() for path in kept()] == [b"1234", b"123456"]
-    monkeypatch.setattr(unsent.shutil, "copyfileobj", full)
+    monkeypatch.setattr(unsent_files.shutil, "copyfileobj", full)
     assert "is lost, as it cannot be kept" in kept_as(tmp_path, b"1")
     assert [path.read_bytes() for path in kept()] == [b"123456"]
 
 
 def test_files_of_one_path_and_with_long_or_strange_names_are_kept_also_without_a_home(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(unsent, "_state_folder", lambda: "~/no home")
+    monkeypatch.setattr(unsent_files, "_state_folder", lambda: "~/no home")
     for name in ("b/a", "b/a", "b/" + "ö" * 200, "b/\0"):
         assert "is kept in" in kept_as(tmp_path, b"1", name)
     assert [each.read_bytes() for each in kept()] == [b"1"] * 4
     assert {each.parent for each in kept()} == {tmp_path / f"cachedfs-{os.geteuid()}/unsent"}
+
+
+def test_bytes_written_after_a_part_of_a_file_was_read_are_kept(tmp_path):
+    with (tmp_path / "file").open("w+b") as file:
+        file.write(b"12")
+        file.seek(0)
+        file.read(1)  # Python's buffer has the rest
+        os.pwrite(file.fileno(), b"3", 1)
+        keep(file, "b/a")
+    assert kept()[0].read_bytes() == b"13"
 
 
 def test_a_file_deleted_while_it_is_sent_is_gone(mounted, monkeypatch):

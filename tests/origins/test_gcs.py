@@ -597,7 +597,7 @@ def answered(body, status=206, headers=SEVEN):
 
 async def test_a_wrong_content_range_is_never_used(proxy):
     service, origin = proxy
-    wrong = {**SEVEN, "Content-Range": f"bytes 4-9/{len(DATA)}"}
+    wrong = {**SEVEN, "Content-Range": f"bytes 4-9/{len(DATA)}", "x-goog-stored-content-length": "²"}
     right = {**SEVEN, "Content-Range": f"bytes 3-8/{len(DATA)}"}
     answers = [answered(DATA[4:10], headers=wrong), answered(DATA[3:9]), answered(DATA[3:9], headers=right)]
     service.answer = lambda: answers.pop(0)

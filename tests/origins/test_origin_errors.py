@@ -25,7 +25,14 @@ from cachedfs.errors import (
     OriginUnreachable,
     SignInRefused,
 )
-from cachedfs.origins.origin_errors import denial, error_of, mapped, object_of, translate, without_secrets
+from cachedfs.origins.origin_errors import (
+    advice_of,
+    error_of,
+    mapped,
+    object_of,
+    translate,
+    without_secrets,
+)
 from cachedfs.origins.retry import RetryableError, RetryPolicy
 from tests.support import WebServer
 
@@ -229,5 +236,5 @@ NO_RIGHT = "a@b.c does not have storage.objects.get access to the Google Cloud S
     ],
 )
 def test_a_refusal_that_no_credentials_change_names_its_cause(text, reasons, advice):
-    found = denial(text, reasons)
+    found = advice_of(text, reasons)
     assert (found is None) if advice is None else re.search(advice, str(found))

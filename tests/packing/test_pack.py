@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cachedfs.datasets import pack
-from cachedfs.packing import store
+from cachedfs.packing import Packing, store
 from cachedfs.packing.sources import hdf5_file, parquet, text_lines
 from cachedfs.packing.sources.source_files import SourceFiles
 from tests.packing import packs
@@ -246,6 +246,12 @@ def test_a_target_whose_name_is_a_pattern_is_taken_literally(service, request):
     pack(place.url("src"), place.url("run[1].zarr"), codec="none", overwrite=True)
     assert contents("run1.zarr") == kept
     assert contents("run[1].zarr").keys() == kept.keys()
+
+
+def test_a_planned_pack_can_run_again(tmp_path):
+    (tmp_path / "a").write_bytes(b"1")
+    packing = Packing(str(tmp_path / "a"), str(tmp_path / "out.zarr"))
+    assert packing.run().samples == packing.run(overwrite=True).samples == 1
 
 
 def test_the_source_is_never_removed(cloud, tmp_path):

@@ -15,11 +15,11 @@ import pyarrow.parquet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.packing.layout import choose_codec, grid_of, shard_size, shares, small_of
+from cachedfs.packing.layout import choose_codec, default_shard_size, shapes_of, shard_sizes, small_fields
 from cachedfs.packing.pack_types import Field
 from cachedfs.packing.runner import PackProgress
 from cachedfs.packing.shard_encoder import ArrayEncoding
-from cachedfs.packing.sources.arrow_columns import chosen
+from cachedfs.packing.sources.arrow_columns import parse_columns
 from cachedfs.packing.sources.detect import kind_of
 from cachedfs.packing.task import ArrayWriter
 from tests.support import ROOT, MiB
@@ -56,7 +56,7 @@ fields = st.builds(
 
 @given(fields, st.floats(0, 1e10), st.none() | st.integers(1 << 10, 1 << 30), st.integers(1 << 10, 1 << 30))
 def test_shards_are_whole_chunks_and_no_larger_than_requested(field, mean, chunk, shard):
-    inner, outer, _ = grid_of(field, mean, chunk=chunk, shard=shard, why="")
+    inner, outer, _ = shapes_of(field, mean, chunk=chunk, shard=shard, why="")
     assert all(whole % part == 0 for whole, part in zip(outer, inner, strict=True))
     size, one = (np.prod(part, dtype=float) * np.dtype(field.dtype).itemsize for part in (outer, inner))
     assert size <= max(shard, one)
@@ -65,24 +65,24 @@ def test_shards_are_whole_chunks_and_no_larger_than_requested(field, mean, chunk
 
 def test_small_fields_and_codecs_are_chosen_by_measurement():
     means = {"image": 100_000.0, "label": 8.0, "caption": 3000.0, "mask": 20_000.0}
-    assert small_of(means) == {"label", "caption"}
-    assert small_of({"label": 8.0}) == set()
-    assert len(small_of({str(i): 8.0 for i in range(30)})) == 3
+    assert small_fields(means) == {"label", "caption"}
+    assert small_fields({"label": 8.0}) == set()
+    assert len(small_fields({str(i): 8.0 for i in range(30)})) == 3
     assert choose_codec({"lz4": 0.99, "zstd": 0.95})[0] == "none"
     assert choose_codec({"lz4": 0.6, "zstd": 0.58})[0] == "lz4"
     assert choose_codec({"lz4": 0.6, "zstd": 0.4}) == (
         "zstd",
         "samples are lz4 60 %, zstd 40 % of their size",
     )
-    assert shard_size("drive")[0] > shard_size("gs")[0]
+    assert default_shard_size("drive")[0] > default_shard_size("gs")[0]
     # The shards of all fields cover the same samples.
-    assert shares({"image": 9000.0, "mask": 900.0}, 40 * MiB) == {"image": 40 * MiB, "mask": 4 * MiB}
+    assert shard_sizes({"image": 9000.0, "mask": 900.0}, 40 * MiB) == {"image": 40 * MiB, "mask": 4 * MiB}
 
 
 @pytest.mark.parametrize("given", ["ragged utf8", "float32[x]", "ragged int8[3]", "object", ""])
 def test_invalid_column_types_are_refused(given):
     with pytest.raises(ValueError, match="expected a type such as int64"):
-        chosen({"a": given})
+        parse_columns({"a": given})
 
 
 def test_damaged_progress_is_ignored_and_names_are_distinct():

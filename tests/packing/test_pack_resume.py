@@ -19,7 +19,7 @@ import zarr
 from cachedfs.datasets import pack
 from cachedfs.packing import runner
 from cachedfs.packing.executors import TaskPool
-from cachedfs.packing.pack_types import BESIDE
+from cachedfs.packing.pack_types import WORK_FOLDER
 from cachedfs.packing.runner import PROGRESS, PackProgress, PackRun
 from cachedfs.packing.sources import sample_source
 from cachedfs.packing.store import ZarrTarget
@@ -109,7 +109,7 @@ def test_a_pack_killed_at_any_write_can_be_resumed(cloud, killed, lines, number,
     assert done.samples == 600
     assert done.resumed == len(done_before)
     right(target, lines)
-    assert not [name for name in names(cloud) if BESIDE in name]
+    assert not [name for name in names(cloud) if WORK_FOLDER in name]
 
 
 def test_a_pack_killed_while_removing_the_old_store_can_be_resumed(tmp_path, monkeypatch):
@@ -184,7 +184,7 @@ def test_a_pack_killed_between_the_metadata_and_the_end_is_complete(cloud, kille
     right(target, lines)  # complete, and the other objects do not matter
     again = pack(cloud.url("src"), target, **SMALL)
     assert (again.shapes, again.samples) == (whole.shapes, whole.samples)
-    assert not [name for name in names(cloud) if BESIDE in name]
+    assert not [name for name in names(cloud) if WORK_FOLDER in name]
     right(target, lines)
 
 
@@ -201,7 +201,7 @@ def test_a_partial_shard_on_a_local_disk_is_written_again(killed, tmp_path, monk
     done = pack(str(tmp_path / "src"), str(target), **SMALL)
     assert done.resumed == 1  # what was not noted is written again
     assert [each.tobytes() for each in packs.stored(str(target), "data")] == list(files.values())
-    assert not (target / BESIDE).exists()
+    assert not (target / WORK_FOLDER).exists()
 
 
 def test_a_damaged_shard_of_an_earlier_run_is_written_again(cloud, killed, lines):

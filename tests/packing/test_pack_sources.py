@@ -29,7 +29,7 @@ ORIENTATION = 0x0112  # tag of EXIF
 @pytest.fixture
 def short_scan(monkeypatch):
     """Look at a few hundred bytes of a source."""
-    monkeypatch.setattr(text_lines, "PART", 100)
+    monkeypatch.setattr(text_lines, "RANGE_SIZE", 100)
     monkeypatch.setattr(text_lines, "SAMPLED", 2)
 
 

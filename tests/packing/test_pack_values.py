@@ -84,7 +84,7 @@ def test_integers_with_zeros_in_front_stay_text(tmp_path):
     ],
 )
 def test_a_late_text_among_numbers_is_an_error_that_names_it(tmp_path, monkeypatch, late, reason):
-    monkeypatch.setattr("cachedfs.packing.sources.text_lines.PART", 100)
+    monkeypatch.setattr("cachedfs.packing.sources.text_lines.RANGE_SIZE", 100)
     monkeypatch.setattr("cachedfs.packing.sources.text_lines.SAMPLED", 2)
     files = {"x.csv": lines("x,y", *["1,a"] * 500, f"{late},a", *["1,a"] * 1500)}
     with pytest.raises(ValueError, match=rf"x\.csv, row 501: column 'x': {reason}.*; columns="):

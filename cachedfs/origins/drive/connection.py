@@ -22,7 +22,7 @@ from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.inner_filesystem import AsyncOnce
-from cachedfs.origins.proxy import proxy_of, trusted
+from cachedfs.origins.proxy import proxy_of, tls_context
 from cachedfs.origins.request_slots import RequestSlots
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
 from cachedfs.origins.tokens import finding_credentials
@@ -89,7 +89,7 @@ class DriveConnection:
 
         auth, policy = await asyncio.to_thread(self._sign_in), self.policy
         proxy = await asyncio.to_thread(proxy_of, self.base)
-        tls = await asyncio.to_thread(trusted) if self.base.startswith("https:") else True
+        tls = await asyncio.to_thread(tls_context) if self.base.startswith("https:") else True
         self.is_public = auth.signed_in.is_missing
         session = aiohttp.ClientSession(connector=new_connector(ssl=tls), proxy=proxy)
 

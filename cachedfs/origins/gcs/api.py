@@ -21,7 +21,7 @@ from cachedfs.errors import (
 )
 from cachedfs.origins.base import clipped, content_range, http_date, number
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.origin_errors import ErrorRow, denial, error_of, refusal, retryable, size_of, text_of
+from cachedfs.origins.origin_errors import ErrorRow, advice_of, error_of, refusal, retryable, size_of, text_of
 from cachedfs.origins.retry import RetryableError, foreign
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def plain_path(path: str) -> str:
 
 
 def object_path(path: str) -> str:
-    """Return the same, with the slashes that end the names of some objects."""
+    """Return `bucket/key` without protocol, with the slashes that end the names of some objects."""
     if UNUSUAL.search(path):
         for prefix in ("gs://", "gcs://", "gs::", "gcs::"):
             path = path.removeprefix(prefix)
@@ -96,10 +96,10 @@ class ReadHeaders(NamedTuple):
 def head_of(
     path: str, response: HTTPResponse, want: Range | Suffix | None, known: Mapping[str, Any] = {}
 ) -> ReadHeaders:
-    """Parse the headers of a 200 or 206, which add to `known` details; raise RetryableError for another answer."""
+    """Parse the headers of a 200 or 206, which add to `known` details; raise RetryableError for impossible ones."""
     status, headers = int(response.status), cast("Any", response.headers)
     stored, length = headers.get("x-goog-stored-content-length"), headers.get("Content-Length")
-    size, start, stop = int(stored) if stored and stored.isdigit() else -1, 0, 0
+    size, start, stop = int(stored) if stored and stored.isascii() and stored.isdigit() else -1, 0, 0
     if status == 206 and isinstance(want, Range):
         start, stop = want.start, min(want.stop, size)
     encoding = headers.get("Content-Encoding", "identity")
@@ -261,5 +261,5 @@ def failure(request: HTTPRequest, status: int, headers: Mapping[str, str], body:
     if status == 404 and not is_absence(headers, body):
         return foreign(f"the answer {said} does not look like one of the service", is_absence=True)
     role = "Viewer" if request.method == "GET" else "User"
-    advice = denial(text, reasons) or f"access denied; {_HINT_403}{role}"
+    advice = advice_of(text, reasons) or f"access denied; {_HINT_403}{role}"
     return refusal(request, status, said, _ERRORS, text, advice=advice)

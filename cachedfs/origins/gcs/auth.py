@@ -25,9 +25,9 @@ from cachedfs.origins.tokens import TokenSource, refresh
 logger = logging.getLogger("cachedfs.origins")
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage."  # gcsfs's; its option `access` is appended
-_GCSFSS_OWN = (None, "authorized_user")  # JSON types left to gcsfs; a user's sign-in fails if it names scopes
+_READ_BY_GCSFS = (None, "authorized_user")  # types of JSON; a user's sign-in fails if it names scopes
 # Options that fsspec takes from every filesystem without naming them in a signature.
-_FSSPECS = FSSPEC_KEYWORDS | {"default_block_size", "target_options", "target_protocol"}
+_OF_FSSPEC = FSSPEC_KEYWORDS | {"default_block_size", "target_options", "target_protocol"}
 
 
 def make_gcsfs(options: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> Any:
@@ -66,7 +66,7 @@ def _check_names(kind: type, options: Mapping[str, Any]) -> None:
     """Warn of options that gcsfs does not have: it accepts and ignores them."""
     makers = [vars(each)["__init__"] for each in kind.__mro__ if "__init__" in vars(each)]
     supported = {name for maker in makers for name in inspect.signature(maker).parameters}
-    for name in sorted(options.keys() - supported - _FSSPECS):
+    for name in sorted(options.keys() - supported - _OF_FSSPEC):
         near = difflib.get_close_matches(name, supported, n=1)
         logger.warning(
             "gcsfs has no option %r, so it has no effect%s",
@@ -94,7 +94,7 @@ def known_token(token: Any, access: str) -> Any:
         return "anon"
     name = _file_of(token)
     info = token if name is None else _json_of(name)
-    if isinstance(info, Mapping) and info.get("type") not in _GCSFSS_OWN:
+    if isinstance(info, Mapping) and info.get("type") not in _READ_BY_GCSFS:
         return _loaded(info, shown(token), access)
     return token if name is None else name
 
@@ -105,7 +105,7 @@ def shown(token: Any) -> str:
 
 
 def _file_of(token: Any) -> str | None:
-    """Return the file name that a token is, with `~` expanded; None for every other form."""
+    """Return the file that a token names, with `~` expanded; None for any other form of token."""
     if not isinstance(token, (str, os.PathLike)):
         return None
     name: str = os.path.expanduser(token)

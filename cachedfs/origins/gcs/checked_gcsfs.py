@@ -19,7 +19,7 @@ from requests.exceptions import ProxyError
 from cachedfs.common.checksums import crc32c_of, has_crc32c
 from cachedfs.origins.gcs import api
 from cachedfs.origins.http import other_host
-from cachedfs.origins.origin_errors import denial, error_of, size_of, text_of, well_formed
+from cachedfs.origins.origin_errors import advice_of, error_of, size_of, text_of, well_formed
 from cachedfs.origins.retry import RetryableError, foreign
 
 
@@ -173,7 +173,7 @@ def _check_condition(body: bytes) -> None:
     organization forbids.
     """
     text, reasons = error_of(body)
-    raise OSError(f"Forbidden: {text}") if denial(text, reasons) else FileExistsError(f"412: {text}")
+    raise OSError(f"Forbidden: {text}") if advice_of(text, reasons) else FileExistsError(f"412: {text}")
 
 
 def _is_media(url: str, options: Mapping[str, Any]) -> bool:

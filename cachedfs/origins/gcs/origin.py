@@ -34,7 +34,7 @@ from cachedfs.origins.tokens import finding_credentials
 from cachedfs.origins.upload import UploadContent
 
 # Objects up to this size are held until their checksum is verified: 17 ms at 60 MB/s, and one block.
-WHOLE = 1 << 20
+HELD_WHOLE = 1 << 20
 _AS_STORED = {"Accept-Encoding": "gzip"}  # the service then sends every object as it is stored, in ranges too
 
 
@@ -87,7 +87,7 @@ class GCSMediaRead(ResumableRead):
         if not self._is_open:
             self.info, self.start, self._at, self.stop = info, start, start, stop
             if stop - start == info.size:
-                self._expect_checksum(WHOLE)
+                self._expect_checksum(HELD_WHOLE)
 
     def _set_object_path(self) -> None:
         self.path = api.object_path(self.path)

@@ -20,7 +20,7 @@ from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.connection import GCSConnection
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.kept_mtime import mtime_metadata
-from cachedfs.origins.origin_errors import denial, error_of, object_of, well_formed
+from cachedfs.origins.origin_errors import advice_of, error_of, object_of, well_formed
 from cachedfs.origins.retry import RetryableError, foreign
 from cachedfs.origins.upload import (
     UNKNOWN_SESSION,
@@ -140,7 +140,7 @@ class ObjectUpload(GoogleUpload[ObjectInfo]):
         """Raise what a 412 means: the service also refuses so what a policy of the organization forbids."""
         text, reasons = error_of(answer.body)
         said = f"({_UNMET}: {text})"
-        if advice := denial(text, reasons):
+        if advice := advice_of(text, reasons):
             raise AccessDenied(f"gs://{self._path}: {advice} {said}")
         if self._condition is None:
             raise CachedFSError(f"gs://{self._path}: the service gave an unexpected answer {said}")

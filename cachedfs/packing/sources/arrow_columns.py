@@ -32,7 +32,7 @@ TEXTS = {"utf8": "utf-8", "bytes": "bytes", "json": "json"}
 # The user's types.
 
 
-def chosen(columns: Any) -> tuple[list[str] | None, dict[str, str | None]]:
+def parse_columns(columns: Any) -> tuple[list[str] | None, dict[str, str | None]]:
     """Parse the user's `columns`: the names to pack (None: all), and the given types (None: to be detected).
 
     A list selects, also with pairs of a name and a type; a dictionary gives types and keeps all other columns. Raises
@@ -51,11 +51,11 @@ def chosen(columns: Any) -> tuple[list[str] | None, dict[str, str | None]]:
     given = dict(pairs)
     for name, type_ in given.items():
         if type_ is not None:
-            _parsed(name, type_)
+            _field_of_type(name, type_)
     return None if is_mapping else list(given), given
 
 
-def _parsed(name: str, given: str) -> Field:
+def _field_of_type(name: str, given: str) -> Field:
     """Return the field of a type as text: int64, float32[768], ragged float32, utf8, bytes or json."""
     match = TYPE.fullmatch(given)
     if match and given in TEXTS:
@@ -76,7 +76,7 @@ def arrow_type(name: str, given: str | None, found: pa.DataType) -> pa.DataType:
     """Return the type that a text format is read as, for the type that the user gave."""
     if given is None or given == "json":
         return pa.string() if pa.types.is_null(found) else found
-    field = _parsed(name, given)
+    field = _field_of_type(name, given)
     if field.means:
         return pa.string() if field.means == "utf-8" else pa.binary()
     item = pa.from_numpy_dtype(np.dtype(field.dtype))
@@ -176,7 +176,7 @@ def fields_of(schema: pa.Schema, given: Mapping[str, str], names: Sequence[str])
 def _field(name: str, type_: pa.DataType, given: str | None = None) -> Field:
     """Return the field of a column. Raises ValueError for a tensor whose axes are permuted."""
     if given is not None:
-        return _parsed(name, given)
+        return _field_of_type(name, given)
     if isinstance(type_, pa.FixedShapeTensorType):
         return _tensor(name, type_)
     if is_number(type_):

@@ -18,8 +18,8 @@ from cachedfs.packing.pack_types import SampleBatch
 from cachedfs.packing.sources.arrow_columns import arrow_type, for_each
 from cachedfs.packing.sources.arrow_types import empty_table
 from cachedfs.packing.sources.source_files import SourceFiles
-from cachedfs.packing.sources.tables import TableSource, stated_names
-from cachedfs.packing.sources.text_lines import PART, opened, parts_of
+from cachedfs.packing.sources.tables import TableSource, distinct_names
+from cachedfs.packing.sources.text_lines import RANGE_SIZE, opened, sampled_ranges
 
 DELIMITERS = ",;\t|"
 OPTIONS = ("comment", "delimiter", "encoding", "skipinitialspace")
@@ -60,7 +60,7 @@ class CSVSource(TableSource):
         self._is_split_by_python = bool(self._options.get("comment") or self._options.get("skipinitialspace"))
 
     def look(self) -> list[SampleBatch]:
-        parts = [each for each in parts_of(self.files) if each[2].strip()]
+        parts = [each for each in sampled_ranges(self.files) if each[2].strip()]
         if not parts:
             raise ValueError(f"{self.files.url}: nothing to pack: all files are empty")
         self._read_header(parts[0][0], parts[0][2])
@@ -84,13 +84,13 @@ class CSVSource(TableSource):
         head = self._utf8(head)
         self._delimiter = self._delimiter or _delimiter_of(head, self.files.paths[file])
         self._header = next(self._rows(io.StringIO(head.decode("utf-8-sig", "replace"), newline="")))
-        self._columns = stated_names(self._header)
+        self._columns = distinct_names(self._header)
         self._note_names(self._header, self._columns)
 
     def _first_records(self, file: int, data: bytes) -> pa.Table:
         """Return the first records of a file, which begins with `data`."""
         text = self._utf8(data)
-        text = text[: text.rfind(b"\n") + 1] if len(data) >= PART else text
+        text = text[: text.rfind(b"\n") + 1] if len(data) >= RANGE_SIZE else text
         try:
             table = pa.concat_tables(self._tables(io.BytesIO(text), file, len(text) + 1, is_sample=True))
         except pa.ArrowInvalid as error:
@@ -105,12 +105,12 @@ class CSVSource(TableSource):
         text = data[first.end() if first else 0 : data.rfind(b"\n") + 1]
         try:
             return pa.Table.from_batches(
-                self._arrow(io.BytesIO(text), len(text) + 1, is_sample=True, has_header=False)
+                self._split_by_arrow(io.BytesIO(text), len(text) + 1, is_sample=True, has_header=False)
             )
         except pa.ArrowInvalid:
             return empty_table(pa.schema([(name, pa.string()) for name in self._columns]))
 
-    def natural(self, table: pa.Table) -> pa.Table:
+    def as_table(self, table: pa.Table) -> pa.Table:
         def converted(name: str) -> pa.ChunkedArray:
             type_ = self._types[name]
             if name not in self._given and pa.types.is_integer(type_):
@@ -138,13 +138,13 @@ class CSVSource(TableSource):
                 if "straddling" not in str(error):
                     raise self._located(error, file) from error
         raise ValueError(
-            f"{self.files.shown(file)}: a record of more than {BLOCKS[-1]:,} bytes is not packed as CSV"
+            f"{self.files.url_of(file)}: a record of more than {BLOCKS[-1]:,} bytes is not packed as CSV"
         )
 
     def _tables(self, text: Any, file: int, block: int, *, is_sample: bool = False) -> Iterator[pa.Table]:
         """Yield the records in a stream of UTF-8 as text, without the header."""
         columns: list[str] = []
-        split = self._python if self._is_split_by_python else self._arrow
+        split = self._split_by_python if self._is_split_by_python else self._split_by_arrow
         for batch in split(text, block, is_sample=is_sample):
             table = pa.Table.from_batches([batch])
             if not columns:
@@ -154,21 +154,21 @@ class CSVSource(TableSource):
 
     def _columns_of(self, header: list[str], file: int) -> list[str]:
         """Return the columns that the first record of a file names. Raises ValueError if they are others."""
-        columns = stated_names(header)
+        columns = distinct_names(header)
         if sorted(columns) != sorted(self._columns):
             raise ValueError(
-                f"{self.files.shown(file)}: the first record is {header}, and that of the first file {self._header}: it "
+                f"{self.files.url_of(file)}: the first record is {header}, and that of the first file {self._header}: it "
                 "must name the same columns"
             )
         return columns
 
-    def _arrow(
+    def _split_by_arrow(
         self, text: Any, block: int, *, is_sample: bool, has_header: bool = True
     ) -> Iterator[pa.RecordBatch]:
         texts = dict.fromkeys(self._columns, pa.string())
 
         def skip(row: Any) -> str:
-            return "error" if row.number == has_header else "skip"
+            return "error" if has_header and row.number == 1 else "skip"
 
         yield from pa.csv.open_csv(
             text,
@@ -181,7 +181,7 @@ class CSVSource(TableSource):
             pa.csv.ConvertOptions(column_types=texts, check_utf8=False),
         )
 
-    def _python(self, text: Any, block: int, *, is_sample: bool) -> Iterator[pa.RecordBatch]:
+    def _split_by_python(self, text: Any, block: int, *, is_sample: bool) -> Iterator[pa.RecordBatch]:
         rows, at, n = self._rows(io.TextIOWrapper(text, "utf-8-sig", newline="")), 0, len(self._columns)
         while some := list(itertools.islice(rows, ROWS)):
             bad = next((i for i, row in enumerate(some) if len(row) != n), None)
@@ -209,7 +209,7 @@ class CSVSource(TableSource):
     def _located(self, error: Exception, file: int) -> ValueError:
         """Return the error of Arrow's parser with the file and the number of the record."""
         row = re.search(r"Row #([0-9]+): ", str(error))
-        where = self.files.shown(file) + (f", row {int(row[1]) - 1:,}" if row else "")
+        where = self.files.url_of(file) + (f", row {int(row[1]) - 1:,}" if row else "")
         reason = str(error).replace(row[0] if row else "", "")
         if row and row[1] == "1":
             reason += f"; the first record must name the columns of the first file, {self._header}"

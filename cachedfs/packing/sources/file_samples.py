@@ -102,7 +102,7 @@ class ImageSource(SampleSource):
                     n_kept += image.nbytes
         if not n_images:
             number = min(bad)
-            raise BadFile(self.files.shown(number), bad[number])
+            raise BadFile(self.files.url_of(number), bad[number])
         dtypes = sorted({dtype for dtype, _ in kinds})
         if len(dtypes) > 1:
             raise ValueError(
@@ -131,7 +131,7 @@ class ImageSource(SampleSource):
         datas = self.files.ranges([(i, 0, int(self.files.sizes[i])) for i in numbers], bad)
         for number, data in zip(numbers, datas, strict=True):
             try:
-                found[number] = _decoded(data, self.files.shown(number), is_oriented=self._is_oriented)
+                found[number] = _decoded(data, self.files.url_of(number), is_oriented=self._is_oriented)
             except BadFile as error:
                 bad.setdefault(number, error.reason)
         return found
@@ -141,7 +141,7 @@ class ImageSource(SampleSource):
         for number, image in by_number.items():
             if not field.is_ragged and image.shape != field.shape:
                 advice = 'columns={"image": "ragged"} packs images of any shape'
-                raise ValueError(f"{self.files.shown(number)}: {self._unlike(image)}: {advice}")
+                raise ValueError(f"{self.files.url_of(number)}: {self._unlike(image)}: {advice}")
         values, sizes = {}, {}
         values[NAMES], sizes[NAMES] = joined(self.files.name(i) for i in by_number)
         if field.is_ragged:

@@ -32,8 +32,8 @@ from cachedfs.packing.sources.sample_source import (
     checked_fields,
     is_array_name,
     joined,
-    looked_at,
     names_of,
+    without_bad,
 )
 from cachedfs.packing.sources.source_files import BadFile, SourceFiles
 
@@ -100,7 +100,7 @@ class HDF5Source(SampleSource):
         if not any(data.shape for data in datasets.values()):
             for name in file:
                 dataset_at(file, name)  # names a link to another file
-            raise ValueError("has no datasets with rows")
+            raise ValueError("has no datasets with rows; kind='files' packs whole files")
         return datasets, {"": file, **groups}
 
     def _shared(self, datasets: dict[str, Any], notes: list[str]) -> list[tuple[Field, Array]]:
@@ -124,7 +124,7 @@ class HDF5Source(SampleSource):
     def _first(self) -> int:
         """Return the number of the first file with rows; of the first one if none has rows."""
         first = None
-        for number, has_rows in looked_at(self.files.numbers, self._has_rows):
+        for number, has_rows in without_bad(self.files.numbers, self._has_rows):
             if has_rows:
                 return number
             first = number if first is None else first
@@ -162,7 +162,7 @@ class HDF5Source(SampleSource):
     @contextlib.contextmanager
     def _file(self, number: int) -> Iterator[Any]:
         """Return a context manager for an open file. Its ValueErrors name the file. Raises BadFile if it is not HDF5."""
-        where = self.files.shown(number)
+        where = self.files.url_of(number)
         with self.files.fs.open(self.files.paths[number], "rb") as raw:
             try:
                 file = h5py.File(raw, "r")
@@ -213,7 +213,7 @@ class HDF5Source(SampleSource):
             ) from error
         except Exception as error:  # h5py and the filesystem raise errors of many types
             error.add_note(
-                f"in {self.files.shown(number)}, the rows from {start:,} on, dataset {field.name!r}"
+                f"in {self.files.url_of(number)}, the rows from {start:,} on, dataset {field.name!r}"
             )
             raise
 

@@ -13,7 +13,7 @@ import pyarrow.json
 from cachedfs.packing.pack_types import SampleBatch
 from cachedfs.packing.sources.arrow_columns import arrow_type, as_json
 from cachedfs.packing.sources.arrow_types import empty_table
-from cachedfs.packing.sources.tables import TableSource, stated_names
+from cachedfs.packing.sources.tables import TableSource, distinct_names
 from cachedfs.packing.sources.text_lines import TextLines
 
 JSON = pa.struct([])  # the type of a column whose values are packed as JSON
@@ -35,7 +35,7 @@ class JSONSource(TextLines, TableSource):
         parts = self.sampled()
         objects = [each for part in parts for each in self._objects(*part)]
         keys = dict.fromkeys(key for each in objects for key in each)
-        names = stated_names(keys)
+        names = distinct_names(keys)
         self._note_names(keys, names)
         self._keys = dict(zip(names, keys, strict=True))
         packed = [name for name in names if self._wanted is None or name in self._wanted]
@@ -79,7 +79,7 @@ class JSONSource(TextLines, TableSource):
         found = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise ValueError(f"{self.files.url}: values of {name!r} are of several types: {found}; {ADVICE}")
 
-    def natural(self, records: bytes) -> pa.Table:
+    def as_table(self, records: bytes) -> pa.Table:
         keys = [self._keys[name] for name in self._json]
         # If there are JSON fields, `_texts_of` refuses unexpected keys.
         unexpected = "ignore" if keys or self._expected is None else "error"

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 
 from cachedfs.packing.pack_types import SampleBatch
 from cachedfs.packing.sources.arrow_types import empty_table, structs_of, unfolded
-from cachedfs.packing.sources.sample_source import looked_at, spread
+from cachedfs.packing.sources.sample_source import spread, without_bad
 from cachedfs.packing.sources.source_files import BadFile
-from cachedfs.packing.sources.tables import TableSource, stated_names
+from cachedfs.packing.sources.tables import TableSource, distinct_names
 
 SAMPLED = 16  # files whose schema `look` reads
 SAMPLED_ROWS = 4  # files of which it reads rows
@@ -37,7 +37,7 @@ class ParquetSource(TableSource):
         some = [numbers[i] for i in spread(len(numbers), SAMPLED)]
         schemas, gaps = self._schemas(some, sorted({*numbers} - {*some}))
         chosen = [number for number in some[:: SAMPLED // SAMPLED_ROWS] if number in schemas]
-        rows = dict(looked_at(chosen or [*schemas][:1], self._sampled))
+        rows = dict(without_bad(chosen or [*schemas][:1], self._sampled))
         # Decoded bytes: the file stores repeated values only once.
         size, n = sum(each.nbytes for each in rows.values()), sum(map(len, rows.values()))
         self._row_size = max(1, size // max(1, n))
@@ -51,7 +51,7 @@ class ParquetSource(TableSource):
         because pandas writes their columns without types.
         """
         schemas, gaps = dict[int, pa.Schema](), set[str]()
-        for number, (schema, n_rows, missing) in looked_at([*some, *others], self._described):
+        for number, (schema, n_rows, missing) in without_bad([*some, *others], self._described):
             if schemas and number not in some:
                 break
             if n_rows:
@@ -103,7 +103,7 @@ class ParquetSource(TableSource):
                 )
             except pa.ArrowInvalid as error:
                 reason = f"Arrow cannot read it as Parquet: {error}"
-                raise BadFile(self.files.shown(number), reason) from error
+                raise BadFile(self.files.url_of(number), reason) from error
             yield file
 
 
@@ -116,7 +116,7 @@ class FeatherSource(ParquetSource):
 
     def chunks(self, number: int) -> Iterator[pa.Table]:
         with self.files.open(number) as raw:
-            for batch in _arrow_batches(raw, self.files.shown(number)):
+            for batch in _arrow_batches(raw, self.files.url_of(number)):
                 yield _named(pa.Table.from_batches([batch]), batch.schema)
 
 
@@ -139,7 +139,7 @@ def _names_of(schema: pa.Schema) -> dict[str, list[str]]:
     """Return the names of the columns by their path in the file, of which several may be equal."""
     paths = unfolded(empty_table(schema), structs_of(schema)).column_names
     found: dict[str, list[str]] = {}
-    for path, name in zip(paths, stated_names(paths), strict=True):
+    for path, name in zip(paths, distinct_names(paths), strict=True):
         found.setdefault(path, []).append(name)
     return found
 

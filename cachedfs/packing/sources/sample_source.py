@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from cachedfs.packing.pack_types import BESIDE, OFFSETS, Array, Field, SampleBatch, empty_batch
+from cachedfs.packing.pack_types import OFFSETS, WORK_FOLDER, Array, Field, SampleBatch, empty_batch
 from cachedfs.packing.sources.source_files import BadFile, SourceFiles
 
 PIECE = 16 << 20  # bytes of a source that are read and decoded at a time
@@ -18,11 +18,11 @@ PER_PART = 4096  # most files that are read as one part
 MAX_SAMPLE = 128 << 20
 NAMES = "names"  # field with the name of each sample in the source
 
-Looked = TypeVar("Looked")
+Found = TypeVar("Found")
 
 
 class Counts(NamedTuple):
-    """The counted samples of some files: lengths of big fields; small fields, and all sizes."""
+    """The counted samples of some files: `lengths` of big fields; `batches` with small fields and all sizes."""
 
     lengths: dict[str, int]
     batches: list[SampleBatch]
@@ -128,7 +128,7 @@ class RecordSource(SampleSource):
                 return False
 
             bad = bisect_left(range(1, self.n_of(records)), True, key=fails)
-            where = f"{self.files.shown(number)}, {self.record} {row + bad + 1:,}"
+            where = f"{self.files.url_of(number)}, {self.record} {row + bad + 1:,}"
             raise ValueError(f"{where}: {self.problem(records, bad, error)}") from error
 
     def problem(self, records: Any, bad: int, error: Exception) -> str:
@@ -165,7 +165,7 @@ def is_array_name(name: str) -> bool:
         all(part and set(part) != {"."} and not part.startswith("__") for part in parts)
         and "\\" not in name  # a path separator on Windows
         and parts[-1] != "zarr.json"
-        and parts[0] != BESIDE
+        and parts[0] != WORK_FOLDER
     )
 
 
@@ -179,16 +179,16 @@ def names_of(columns: Any, advice: str) -> list[str] | None:
     return names
 
 
-def looked_at(numbers: Iterable[int], look: Callable[[int], Looked]) -> Iterator[tuple[int, Looked]]:
-    """Yield the number of each file and what `look` returns for it, except bad ones.
+def without_bad(numbers: Iterable[int], read: Callable[[int], Found]) -> Iterator[tuple[int, Found]]:
+    """Yield the number of each file and what `read` returns for it, without files for which it raises BadFile.
 
-    If all are bad, it raises the first error.
+    If all are bad, this raises the first error.
     """
     bad: tuple[Any, ...] = ()
     is_any = False
     for number in numbers:
         try:
-            found = look(number)
+            found = read(number)
         except BadFile as error:
             bad = bad or error.args  # not the error: its traceback would keep files open
             continue

@@ -35,7 +35,7 @@ class SourceFiles:
     """The files of a source, listed once, and `digest`, which is equal for two listings of unchanged files.
 
     If a pack goes on after files were removed, it keeps the list of the earlier run, because the numbers of the files
-    are in its counts. `removed` has the numbers of those files. `listed` is the digest of the files that exist.
+    are in its counts. `removed` has the numbers of those files. `listing_digest` is the digest of the files that exist.
     """
 
     def __init__(self, urls: URLs, options: Mapping[str, Any] | None = None) -> None:
@@ -67,13 +67,13 @@ class SourceFiles:
         self.removed: frozenset[int] = frozenset()
         sizes = np.fromiter((info["size"] for info in infos), np.int64, len(infos))
         self._set(paths, sizes, np.array([_key(*each) for each in zip(paths, infos, strict=True)], "u8"))
-        self.listed = self.digest
+        self.listing_digest = self.digest
 
     def _set(self, paths: list[str], sizes: Array, keys: Array) -> None:
         self.paths, self.sizes, self._keys = CompactStrings(paths), sizes, keys
         first, last = min(paths), max(paths)
         n = next((i for i in range(len(first)) if first[i] != last[i : i + 1]), len(first))
-        self._head = first[: first.rfind("/", 0, n) + 1]  # the common folder of all files
+        self._common_folder = first[: first.rfind("/", 0, n) + 1]
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -118,9 +118,9 @@ class SourceFiles:
 
     def name(self, number: int) -> str:
         """Return the path of a file relative to the common folder of all files."""
-        return self.paths[number].removeprefix(self._head)
+        return self.paths[number].removeprefix(self._common_folder)
 
-    def shown(self, number: int) -> str:
+    def url_of(self, number: int) -> str:
         return str(self.fs.unstrip_protocol(self.paths[number]))
 
     @contextlib.contextmanager
@@ -130,18 +130,18 @@ class SourceFiles:
             with self.fs.open(self.paths[number], "rb") as file:
                 yield file
         except Exception as error:  # each library raises its own errors for damaged data
-            error.add_note(f"in {self.shown(number)}")
+            error.add_note(f"in {self.url_of(number)}")
             raise
 
-    def again(self) -> SourceFiles:
+    def list_again(self) -> SourceFiles:
         """List the files again. An offline filesystem keeps its metadata, since it cannot list anew."""
         is_offline = isinstance(self.fs, CachedFileSystem) and self.fs.config.offline
         if hasattr(self.fs, "invalidate_cache") and not is_offline:
             self.fs.invalidate_cache()
         return SourceFiles(self._urls, self._options)
 
-    def items(self, numbers: Iterable[int]) -> Iterator[tuple[str, int, int]]:
-        """Yield what `fs.prefetch` needs to fetch some files."""
+    def prefetch_items(self, numbers: Iterable[int]) -> Iterator[tuple[str, int, int]]:
+        """Yield some files as items of `fs.prefetch`: path, start and stop."""
         for number in numbers:
             if self.sizes[number] and number not in self.removed:
                 yield self.paths[number], 0, int(self.sizes[number])
@@ -170,11 +170,11 @@ class SourceFiles:
                 bad[number] = f"cannot be read: {data}"
                 found[i] = b""
             elif isinstance(data, BaseException):
-                data.add_note(f"while packing {self.shown(number)}")
+                data.add_note(f"while packing {self.url_of(number)}")
                 raise data
             elif len(data) != stop - start:
                 raise ValueError(
-                    f"{self.shown(number)}: {len(data):,} bytes at {start:,}, where its listing has {stop - start:,}: "
+                    f"{self.url_of(number)}: {len(data):,} bytes at {start:,}, where its listing has {stop - start:,}: "
                     "it was replaced meanwhile; pack again, with overwrite"
                 )
         return list(found)

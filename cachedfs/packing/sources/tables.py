@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from cachedfs.packing.pack_types import SampleBatch
-from cachedfs.packing.sources.arrow_columns import batch_of, cast, chosen, fields_of, unified
+from cachedfs.packing.sources.arrow_columns import batch_of, cast, fields_of, parse_columns, unified
 from cachedfs.packing.sources.arrow_types import decoded
 from cachedfs.packing.sources.sample_source import RecordSource
 from cachedfs.packing.sources.source_files import SourceFiles
@@ -28,18 +28,19 @@ class TableSource(RecordSource):
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         super().__init__(files)
-        self._wanted, self._asked = chosen(columns)
+        # The columns to pack (None: all), the types of those that the user named, and those types that are given.
+        self._wanted, self._asked = parse_columns(columns)
         self._given = {name: type_ for name, type_ in self._asked.items() if type_ is not None}
         self._rename: Mapping[str, str] = dict(options.get("rename") or {})
         self._hive = Hive(files)
         self.notes: list[str] = []
 
-    def natural(self, records: Any) -> pa.Table:
-        """Return records as a table with columns of the types that were found."""
+    def as_table(self, records: Any) -> pa.Table:
+        """Return records as a table, with the types that were found."""
         return records
 
     def plan(self, sampled: list[tuple[int, pa.Table]], gaps: Iterable[str] = ()) -> None:
-        """Set the fields from some tables of natural types, with the file of each.
+        """Set the fields from the number of some files and a table of each, as `as_table` returns it.
 
         `gaps` are columns with missing values outside of these tables.
         """
@@ -48,7 +49,7 @@ class TableSource(RecordSource):
             try:
                 schema = unified(schema, other, self._given)
             except ValueError as error:
-                raise ValueError(f"{self.files.shown(file)}: {error}") from error
+                raise ValueError(f"{self.files.url_of(file)}: {error}") from error
             self._note_others(schema, other, file)
         self._hive.columns = [each for each in self._hive.columns if each.name not in schema.names]
         schema = self._selected(pa.schema([*schema, *self._hive.columns]))
@@ -59,13 +60,13 @@ class TableSource(RecordSource):
             names = self._array_names(schema.names)
             self.fields = fields_of(pa.schema([*types.items()]), self._given, names)
         except ValueError as error:
-            raise ValueError(f"{self.files.shown(first)}: {error}") from error
+            raise ValueError(f"{self.files.url_of(first)}: {error}") from error
         self._schema = pa.schema(
             [(name, pa.null() if name in self._given else type_) for name, type_ in types.items()]
         )
 
     def batch(self, records: Any, number: int) -> SampleBatch:
-        table = self._hive.added(self.natural(records), number)
+        table = self._hive.added(self.as_table(records), number)
         return batch_of(cast(table, self._schema), self.fields)
 
     def _selected(self, schema: pa.Schema) -> pa.Schema:
@@ -79,7 +80,7 @@ class TableSource(RecordSource):
     def _array_names(self, names: list[str]) -> list[str]:
         """Return the name of the array of each column: Zarr reserves names that begin with `__`."""
         allowed = [self._rename.get(name) or _without_underscores(name) for name in names]
-        found = stated_names(allowed)
+        found = distinct_names(allowed)
         self._note_names(names, found)
         return found
 
@@ -91,7 +92,7 @@ class TableSource(RecordSource):
     def _note_others(self, schema: pa.Schema, other: pa.Schema, file: int) -> None:
         if more := [name for name in other.names if name not in schema.names]:
             self.notes.append(
-                f"{self.files.shown(file)}: columns {more} are not in the first file and are left out"
+                f"{self.files.url_of(file)}: columns {more} are not in the first file and are left out"
             )
 
 
@@ -129,7 +130,7 @@ def _type_of_folders(values: set[str | None]) -> pa.DataType:
     return pa.float64() if None in values else pa.int32()
 
 
-def stated_names(names: Iterable[str]) -> list[str]:
+def distinct_names(names: Iterable[str]) -> list[str]:
     """Return distinct names, as pandas gives them: `Unnamed: 0` for a column without a name, `a.1` for a second `a`."""
     named = [name or f"Unnamed: {i}" for i, name in enumerate(names)]
     n_of, found = Counter(named), list[str]()

@@ -17,9 +17,9 @@ from cachedfs.packing.sources.sample_source import (
     SampleSource,
     checked_fields,
     joined,
-    looked_at,
     names_of,
     spread,
+    without_bad,
 )
 from cachedfs.packing.sources.source_files import BadFile, SourceFiles
 
@@ -42,13 +42,15 @@ class TarSource(SampleSource):
     def look(self) -> list[SampleBatch]:
         numbers = self.files.numbers
         some = [numbers[i] for i in spread(len(numbers), SAMPLED)]
-        by_tar = [samples for _, samples in looked_at(some, self._looked)]
+        by_tar = [samples for _, samples in without_bad(some, self._first_samples)]
         looked = [sample for samples in by_tar for sample in samples]
         endings = sorted({ending for _, datas in looked for ending in datas})
         if missing := [ending for ending in self.columns or () if ending not in endings]:
             raise ValueError(f"{self.files.url}: no member ends in {missing}; there are {endings}")
         if not endings:
-            raise ValueError(f"{self.files.url}: no file is in it")
+            raise ValueError(
+                f"{self.files.url}: nothing to pack: no member has an ending; kind='files' packs whole tars"
+            )
         endings = self.columns or endings
         self.notes = _notes(endings, by_tar)
         ragged = (Field(ending, "uint8", is_ragged=True, means="bytes") for ending in endings)
@@ -58,7 +60,7 @@ class TarSource(SampleSource):
         values = {name: data for name, (data, _) in found.items()}
         return [SampleBatch(values, {name: sizes for name, (_, sizes) in found.items()})]
 
-    def _looked(self, number: int) -> list[tuple[str, dict[str, bytes]]]:
+    def _first_samples(self, number: int) -> list[tuple[str, dict[str, bytes]]]:
         """Return the names of the first samples of a tar, and the first bytes of their members."""
         found, size = [], 0
         with self.files.open(number) as raw:
@@ -75,9 +77,9 @@ class TarSource(SampleSource):
 
     def read(self, number: int) -> Iterator[SampleBatch]:
         endings = [field.name for field in self.fields if field.name != NAMES]
-        where = self.files.shown(number)
+        where = self.files.url_of(number)
         with self.files.open(number) as raw:
-            batch = _Parts(endings)
+            batch = _TarBatch(endings)
             for name, members in self._samples(raw, number):
                 more = [ending for ending in members if ending not in endings]
                 if more and self.columns is None:
@@ -92,7 +94,7 @@ class TarSource(SampleSource):
                     for start in range(0, member.size, PIECE):
                         if batch.size >= PIECE:
                             yield batch.joined()
-                            batch = _Parts(endings)
+                            batch = _TarBatch(endings)
                         batch.add(ending, _data(raw, member, start, PIECE))
             yield batch.joined()
 
@@ -103,7 +105,7 @@ class TarSource(SampleSource):
         for an ending that occurs twice in one sample.
         """
         sample, found = "", dict[str, tarfile.TarInfo]()
-        where = self.files.shown(number)
+        where = self.files.url_of(number)
         for member in _members(raw, int(self.files.sizes[number]), where):
             folder, slash, base = member.name.rpartition("/")
             stem, dot, ending = base.partition(".")
@@ -135,8 +137,8 @@ def _notes(endings: list[str], by_tar: list[list[tuple[str, dict[str, bytes]]]])
     return notes
 
 
-class _Parts:
-    """The samples of a batch: names, sizes of members by ending, and bytes of them."""
+class _TarBatch:
+    """A batch that grows: names of samples, and by ending the sizes and the bytes of members."""
 
     def __init__(self, endings: list[str]) -> None:
         self.names: list[str] = []
@@ -190,7 +192,7 @@ def _members(raw: Any, size: int, where: str) -> Iterator[tarfile.TarInfo]:
 
 
 def _next_header(raw: Any, end: int) -> int | None:
-    """Return the position of the next tar behind blocks of zeros at `end`; None at the end of the file."""
+    """Return the position of the next tar after blocks of zeros at `end`; None at the end of the file."""
     raw.seek(end)
     position = end
     while block := raw.read(tarfile.RECORDSIZE):

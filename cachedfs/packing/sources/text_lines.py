@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 from cachedfs.datasets.text_streams import buffered, is_compressed
 from cachedfs.packing.pack_types import Field, SampleBatch
-from cachedfs.packing.sources.arrow_columns import chosen
+from cachedfs.packing.sources.arrow_columns import parse_columns
 from cachedfs.packing.sources.sample_source import MAX_SAMPLE, RecordSource, joined, spread
 from cachedfs.packing.sources.source_files import SourceFiles
 
-SAMPLED = 16  # files that `look` reads, and parts of the source if it has fewer files
-PART = 512 << 10  # bytes of such a part
+SAMPLED = 16  # files that `look` reads; ranges of the source if it has fewer files
+RANGE_SIZE = 512 << 10  # bytes of such a range
 PIECE = 8 << 20  # bytes of lines that are parsed at a time
 
 
@@ -25,7 +25,7 @@ def opened(files: SourceFiles, number: int) -> Iterator[io.BufferedReader]:
         yield stream
 
 
-def parts_of(files: SourceFiles) -> Iterator[tuple[int, int, bytes]]:
+def sampled_ranges(files: SourceFiles) -> Iterator[tuple[int, int, bytes]]:
     """Yield bytes from all over a source: (file, position, bytes), of up to 16 files, the start of each first.
 
     Of compressed files it yields only the start, because all before the others would be decompressed.
@@ -38,11 +38,11 @@ def parts_of(files: SourceFiles) -> Iterator[tuple[int, int, bytes]]:
     n = max(2, SAMPLED // len(some))
     for number in some:
         with opened(files, number) as stream:
-            yield number, 0, stream.read(PART)
+            yield number, 0, stream.read(RANGE_SIZE)
         size = sizes[number]
-        if size > PART and not is_compressed(files.paths[number]):
-            starts = sorted({max(PART, (size - PART) * i // n) for i in range(1, n + 1)})
-            datas = files.ranges((number, at, min(at + PART, size)) for at in starts)
+        if size > RANGE_SIZE and not is_compressed(files.paths[number]):
+            starts = sorted({max(RANGE_SIZE, (size - RANGE_SIZE) * i // n) for i in range(1, n + 1)})
+            datas = files.ranges((number, at, min(at + RANGE_SIZE, size)) for at in starts)
             yield from ((number, at, data) for at, data in zip(starts, datas, strict=True))
 
 
@@ -54,18 +54,18 @@ class TextLines(RecordSource):
     def chunks(self, number: int) -> Iterator[bytes]:
         """Yield blocks of complete lines. Raises ValueError for a line of more than `MAX_SAMPLE` bytes."""
         with opened(self.files, number) as stream:
-            skipped = codecs.BOM_UTF8
+            bom = codecs.BOM_UTF8
             while records := stream.read(PIECE):
                 if not records.endswith(b"\n"):
                     records += stream.readline(MAX_SAMPLE)
                     if not records.endswith(b"\n") and stream.peek(1):
                         raise ValueError(
-                            f"{self.files.shown(number)}: a line of more than {MAX_SAMPLE:,} bytes is not packed by line; "
+                            f"{self.files.url_of(number)}: a line of more than {MAX_SAMPLE:,} bytes is not packed by line; "
                             'kind="files" keeps the bytes of whole files, of any size'
                         )
-                if records := records.removeprefix(skipped):
+                if records := records.removeprefix(bom):
                     yield records
-                skipped = b""
+                bom = b""
 
     def n_of(self, records: bytes) -> int:
         return records.count(b"\n") + (not records.endswith(b"\n"))
@@ -76,9 +76,9 @@ class TextLines(RecordSource):
     def sampled(self) -> list[tuple[int, int, bytes]]:
         """Return (file, position, complete lines) from all over the source."""
         found = []
-        for number, at, data in parts_of(self.files):
+        for number, at, data in sampled_ranges(self.files):
             start = data.find(b"\n") + 1 or len(data) if at else 0
-            end = data.rfind(b"\n") + 1 if len(data) >= PART else len(data)
+            end = data.rfind(b"\n") + 1 if len(data) >= RANGE_SIZE else len(data)
             found.append((number, at, data[start:end].removeprefix(b"" if at else codecs.BOM_UTF8)))
         return found
 
@@ -87,7 +87,7 @@ class LineSource(TextLines):
     """A source with one sample for each line that is not empty: its bytes without the line end."""
 
     def look(self) -> list[SampleBatch]:
-        _, columns = chosen(self.columns)
+        _, columns = parse_columns(self.columns)
         given = columns.get("data")
         if {*columns} - {"data"} or given not in (None, "utf8", "bytes"):
             raise ValueError(

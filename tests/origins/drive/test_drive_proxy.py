@@ -19,7 +19,7 @@ import pytest
 
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import OriginUnreachable
-from cachedfs.origins.proxy import proxy_of, trusted
+from cachedfs.origins.proxy import proxy_of, tls_context
 from cachedfs.origins.retry import RetryPolicy
 from tests.origins.contract import read
 from tests.origins.drive.certificates import certify
@@ -195,6 +195,6 @@ def test_without_system_certificates_those_of_certifi_are_trusted(tmp_path, monk
     certify(tmp_path / "own.pem", "localhost")
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "none"))
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
-    assert len(trusted().get_ca_certs()) < 2  # only this certificate
+    assert len(tls_context().get_ca_certs()) < 2  # only this certificate
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
-    assert len(trusted().get_ca_certs()) > 50
+    assert len(tls_context().get_ca_certs()) > 50

@@ -1,4 +1,4 @@
-"""Public entry points of packing: `pack`, `Packing` (a planned pack) and `Packed` (its result)."""
+"""`pack`, the public function, with `Packing` (a planned pack) and `Packed` (its result)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cachedfs.datasets import arguments
 from cachedfs.datasets.file_list import URLs
 from cachedfs.packing.executors import TaskPool, dask_client
 from cachedfs.packing.layout import StorePlan, metadata_of, plan_of
-from cachedfs.packing.pack_types import BESIDE, OFFSETS
+from cachedfs.packing.pack_types import OFFSETS, WORK_FOLDER
 from cachedfs.packing.runner import PROGRESS, PackProgress, PackRun
 from cachedfs.packing.sources.detect import HEAD, KINDS, kind_of, source_of
 from cachedfs.packing.sources.sample_source import SampleSource
@@ -28,13 +28,13 @@ from cachedfs.packing.sources.source_files import SourceFiles
 from cachedfs.packing.store import ZARR, StoredObject, ZarrTarget, protocols_of
 from cachedfs.packing.task import PackTask
 
-ATTRIBUTE = "cachedfs_pack"  # name of the group attribute that describes the source
-FORMAT = 1
-PLAN_FORMAT = 5  # of the plan in the working files: 5 goes on file by file
-
 logger = logging.getLogger("cachedfs.packing")
-PLAN = f"{BESIDE}/plan.json"
-FILES = f"{BESIDE}/files.npz"  # the list of source files that the pack began with
+
+ATTRIBUTE = "cachedfs_pack"  # name of the group attribute that describes the source
+FORMAT = 1  # of this attribute
+PLAN_FORMAT = 5  # of the working files: a run continues none of another format
+PLAN = f"{WORK_FOLDER}/plan.json"
+FILES = f"{WORK_FOLDER}/files.npz"  # the list of source files that the pack began with
 SKIPPED = "skipped.json"  # object of the store with the files that were left out
 MOST_NAMED = 20  # files that cannot be packed, after which a pack stops
 
@@ -172,7 +172,10 @@ class Packing:
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error={on_error!r}: expected 'raise' or 'skip'")
         self._is_skipping = on_error == "skip"
-        sizes = {"chunk": part_size(chunk_bytes=chunk_bytes), "shard": part_size(shard_bytes=shard_bytes)}
+        sizes = {
+            "chunk": storage_size(chunk_bytes=chunk_bytes),
+            "shard": storage_size(shard_bytes=shard_bytes),
+        }
         self.store = ZarrTarget(target, target_options)
         self.files = SourceFiles(source, storage_options)
         _must_be_apart(self.files, self.store)
@@ -188,13 +191,13 @@ class Packing:
         self.source.fields = self.plan.fields
         self.notes: list[str] = [*self.source.notes]
         # A run continues an earlier one only if this is equal.
-        origin = {
+        described = {
             "digest": self.files.digest,
             "kind": self.kind,
             "parts": len(self.source.parts()),
             **options,
         }
-        plan = {"format": PLAN_FORMAT, "source": origin, **self.plan.as_json()}
+        plan = {"format": PLAN_FORMAT, "source": described, **self.plan.as_json()}
         self._plan_json = json.dumps(
             plan, default=lambda each: dict(each) if isinstance(each, Mapping) else [*each]
         ).encode()
@@ -245,15 +248,13 @@ class Packing:
         stored_plan = store.read(PLAN) if PLAN in existing else None
         progress = PackProgress.from_bytes((store.read(PROGRESS) or b"") if PROGRESS in existing else b"")
         first = {PLAN: self._plan_json} | ({FILES: self.files.as_bytes()} if self.source.may_skip else {})
-        if stored_plan == self._plan_json and not progress.packed(self.files.removed, self.source.parts()):
-            return (
-                existing,
-                progress,
-                {name: data for name, data in first.items() if name not in existing},
-                False,
-            )
+        if stored_plan == self._plan_json and not progress.files_with_samples(
+            self.files.removed, self.source.parts()
+        ):
+            missing = {name: data for name, data in first.items() if name not in existing}
+            return existing, progress, missing, False
         if existing:
-            is_ours = any(name in ZARR or name.startswith(f"{BESIDE}/") for name in existing)
+            is_ours = any(name in ZARR or name.startswith(f"{WORK_FOLDER}/") for name in existing)
             if not (overwrite and is_ours):
                 raise FileExistsError(_why_not_empty(store.url, stored_plan is not None, is_ours=is_ours))
         return {}, PackProgress(), first, bool(existing)
@@ -267,11 +268,11 @@ class Packing:
         groups[""] = {**groups.get("", {}), ATTRIBUTE: about}
         documents, chunks = metadata_of(self.plan, lengths, groups, self.source.shared)
         stored = run.stored | {name: store.put_checked(name, data) for name, data in chunks.items()}
-        skipped = {self.files.shown(number): run.skipped[number] for number in sorted(run.skipped)}
+        skipped = {self.files.url_of(number): run.skipped[number] for number in sorted(run.skipped)}
         if skipped:
             store.put(SKIPPED, json.dumps(skipped, indent=2, ensure_ascii=False).encode())
         store.finish(documents, run.checked.result)
-        store.remove(BESIDE)
+        store.remove(WORK_FOLDER)
         n_stated = sum(each.is_stated for each in stored.values())
         return Packed(
             url=store.url,
@@ -294,7 +295,7 @@ class Packing:
         )
 
     def _check_source(self) -> None:
-        if self.files.again().listed != self.files.listed:
+        if self.files.list_again().listing_digest != self.files.listing_digest:
             raise ValueError(
                 f"{self.files.url}: files were added, removed or changed during packing; {self.store.url} is incomplete: "
                 "pack again with overwrite"
@@ -312,7 +313,7 @@ class Packing:
 
 
 def _why_not_packed(files: SourceFiles, skipped: Mapping[int, str]) -> str:
-    named = [f"{files.shown(number)}: {skipped[number]}" for number in sorted(skipped)[:MOST_NAMED]]
+    named = [f"{files.url_of(number)}: {skipped[number]}" for number in sorted(skipped)[:MOST_NAMED]]
     least = "at least " if len(skipped) >= MOST_NAMED else ""
     return (
         f"{files.url}: {least}{text.counted(len(skipped), 'file')} cannot be packed. Remove them and pack again, which goes on "
@@ -343,8 +344,8 @@ def _must_be_apart(files: SourceFiles, store: ZarrTarget) -> None:
         raise ValueError(f"{store.url}: the source {inside} is inside the target: choose another target")
 
 
-def part_size(**given: Any) -> int | None:
-    """Return the bytes of a size argument, given by name; None for None.
+def storage_size(**given: Any) -> int | None:
+    """Return the bytes of `chunk_bytes` or `shard_bytes`, given by name; None for None.
 
     Raises ValueError for anything but a size from 1 KiB to 1 GiB.
     """

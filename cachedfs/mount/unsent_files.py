@@ -34,7 +34,7 @@ def kept() -> list[Path]:
 
 
 def keep(file: IO[bytes], path: str) -> str:
-    """Copy what was written to the object `path`; return where it is, for a message.
+    """Copy what was written to the object `path`; return a phrase that says where the copy is, or why there is none.
 
     The oldest files make way. Only this user can read the copy.
     """
@@ -56,6 +56,8 @@ def keep(file: IO[bytes], path: str) -> str:
         number, where = tempfile.mkstemp(f"-{name}", f"{when}-", folder)  # private, and a new file
         with open(number, "wb") as copy:
             try:
+                # First to the end, as that drops Python's buffer: the mount writes to the descriptor.
+                file.seek(0, os.SEEK_END)
                 file.seek(0)
                 shutil.copyfileobj(file, copy, _PIECE)
                 copy.flush()
