@@ -30,18 +30,15 @@ def split_related(call: Call) -> tuple[dict[str, Any], str | None, bytes]:
     boundary = re.search(r'boundary="?([^";]+)', call.headers.get("content-type", ""))
     if not boundary:
         raise Refusal(400, "Missing boundary in the Content-Type of a multipart body.")
-    mark, body = b"--" + boundary[1].encode(), call.body
-    # Clients end lines with CRLF or LF. Detect which, since the data itself may end with CR.
-    begin = body.find(mark) + len(mark)
-    end = b"\r\n" if body[begin : begin + 2] == b"\r\n" else b"\n"
-    middle, last = body.find(end + mark, begin), body.rfind(end + mark)
-    if middle < 0 or middle == last:
+    parts = call.body.split(b"--" + boundary[1].encode())
+    if len(parts) != 4:
         raise Refusal(400, "Failed to parse multipart body.")
-    _, _, metadata = body[begin:middle].partition(end + end)
-    head_end = body.find(end + end, middle + len(end + mark))
-    head = body[middle:head_end].decode()
-    found = re.search(r"(?i)content-type: *([^\r\n]+)", head)
-    return json.loads(metadata or b"{}"), found[1] if found else None, body[head_end + 2 * len(end) : last]
+    # Clients end lines with CRLF or LF. Detect which, since the data itself may end with CR.
+    end = b"\r\n" if parts[1].startswith(b"\r\n") else b"\n"
+    metadata = parts[1].partition(end + end)[2]
+    head, _, data = parts[2].partition(end + end)
+    found = re.search(r"(?i)content-type: *([^\r\n]+)", head.decode())
+    return json.loads(metadata or b"{}"), found[1] if found else None, data.removesuffix(end)
 
 
 def _span(given: str | None, size: int) -> tuple[int, int] | None:

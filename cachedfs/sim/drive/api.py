@@ -34,7 +34,6 @@ from cachedfs.sim.drive.reading import query_of
 from cachedfs.sim.drive.writing import DriveWriting
 from cachedfs.sim.google import match_path
 from cachedfs.sim.messages import Call, Refusal, Response, Route
-from cachedfs.sim.stored_objects import DataBody
 
 # Method and path below /drive/v3/, kind of request, quota units, and function. The documentation does not say whether
 # `alt=media` is a download.
@@ -115,4 +114,4 @@ class DriveApi(DriveWriting, PublicDownloads):
 def _no_such_address(call: Call) -> Response:
     """Return the 404 page of Google's front end, which is not in the API's error format."""
     page = "<!DOCTYPE html>\n<html><title>Error 404 (Not Found)!!1</title><p><b>404.</b> That's an error.</html>\n"
-    return Response(404, {"Content-Type": "text/html; charset=UTF-8"}, DataBody(page.encode()))
+    return Response(404, {"Content-Type": "text/html; charset=UTF-8"}, page.encode())

@@ -18,7 +18,6 @@ from cachedfs.sim.drive.items import FOLDER, Item
 from cachedfs.sim.drive.reading import DriveReading, can
 from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.network import Network
-from cachedfs.sim.stored_objects import DataBody
 
 _SIGN_IN = "https://accounts.google.com/ServiceLogin"
 # The part of a link that names the editor of a document.
@@ -124,7 +123,7 @@ def _page(status: int, title: str, body: str = "", headers: Mapping[str, str] = 
     text = (
         f"<!DOCTYPE html>\n<html><head><title>{title}</title></head><body>\n{body or title}\n</body></html>\n"
     )
-    return Response(status, {"Content-Type": "text/html; charset=utf-8", **headers}, DataBody(text.encode()))
+    return Response(status, {"Content-Type": "text/html; charset=utf-8", **headers}, text.encode())
 
 
 def _attachment(name: str) -> str:

@@ -11,11 +11,10 @@ from typing import Any
 from cachedfs.sim.drive.access import Access, key_of
 from cachedfs.sim.drive.fields import FIELDS, ME, show
 from cachedfs.sim.drive.items import DOCUMENT, EXPORTS, Item, ItemChange, Items, Revision, rfc3339
-from cachedfs.sim.drive.query import Mask, Query, QueryParser, parse_mask, project
+from cachedfs.sim.drive.query import Mask, Query, parse_mask, parse_query, project
 from cachedfs.sim.google import ranged
 from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.network import Network
-from cachedfs.sim.stored_objects import DataBody
 
 _N_PAGES = 2000  # number of valid page tokens; older ones are rejected
 # Fields of a reply without the parameter `fields`.
@@ -181,7 +180,7 @@ class DriveReading(Access):
         """
         answer = ranged(call, headers, revision)
         is_open = call.headers.get("range", "").endswith("-")
-        n_bytes = revision.size if is_open else answer.body.size
+        n_bytes = revision.size if is_open else len(answer.body)
         return answer if self.meter.download(item.id, n_bytes, self.network.now()) else None
 
     def _revisions(self, call: Call, item_id: str) -> dict[str, Any]:
@@ -202,7 +201,7 @@ class DriveReading(Access):
             raise Refusal(400, text, "badRequest", location="convertTo")
         # Drive starts plain text exports of documents, but of no other type, with a byte order mark.
         mark = b"\xef\xbb\xbf" if (item.mime, mime) == (DOCUMENT, "text/plain") else b""
-        return Response(200, {"Content-Type": mime}, DataBody(mark + item.text))
+        return Response(200, {"Content-Type": mime}, mark + item.text)
 
     # Changes
     def _start_token(self, call: Call) -> dict[str, Any]:
@@ -288,7 +287,7 @@ def _may_read_revisions(call: Call, item: Item) -> bool:
 def query_of(call: Call) -> Query | None:
     text = call.query.get("q")
     try:
-        return QueryParser(text).whole() if text else None
+        return parse_query(text) if text else None
     except (ValueError, LookupError) as error:
         raise invalid("q") from error
 
