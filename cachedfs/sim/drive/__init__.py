@@ -17,10 +17,9 @@ from cachedfs.sim.server import SimServer, command
 __all__ = ["DriveServer", "DriveService"]
 
 
-class DriveService(DriveApi):
-    """Simulated Google Drive with the commands of `DriveServer`."""
+class DriveCommands(DriveApi):
+    """The commands of `DriveServer` that make, change and show items."""
 
-    # Items
     def do_put(
         self, /, path: str, data: bytes, *, parent: str = "root", new: bool = False, **fields: Any
     ) -> str:
@@ -139,6 +138,42 @@ class DriveService(DriveApi):
         """Delete an item, and everything in it, permanently."""
         self.items.remove(self._item(item_id))
 
+    def _item(self, item_id: str) -> Item:
+        item = self.items.get(item_id)
+        if item is None:
+            raise LookupError(f"no such item: {item_id}")
+        return item
+
+    def _folders(self, path: str, parent: str) -> tuple[str, str]:
+        """Return the parent folder's id and the name of a path; create missing folders."""
+        *folders, name = path.split("/")
+        for folder in folders:
+            parent = self._folder_in(parent, folder)
+        return self._item(parent).id, name
+
+    def _folder_in(self, parent: str, name: str) -> str:
+        parent = self._item(parent).id
+        found = self._live_folder(parent, name)
+        return found.id if found else self.items.make(name, FOLDER, [parent]).id
+
+    def _live_folder(self, parent: str, name: str) -> Item | None:
+        found = [item for item in self.items.named(parent, name) if item.mime == FOLDER and not item.trashed]
+        return found[0] if found else None
+
+    def _all_at(self, path: str, parent: str) -> list[Item]:
+        """Return all items at a path, newest first, including those in the trash."""
+        *folders, name = path.split("/")
+        parent = self._item(parent).id
+        for folder in folders:
+            if (found := self._live_folder(parent, folder)) is None:
+                return []
+            parent = found.id
+        return self.items.named(parent, name)
+
+
+class DriveService(DriveCommands):
+    """The simulated Google Drive, with all commands of `DriveServer`."""
+
     # Quotas and tokens
     def do_account(self, token: str, user: str, project: str = "project") -> None:
         """Charge requests with this token to this user and project instead of the default ones."""
@@ -191,38 +226,6 @@ class DriveService(DriveApi):
     def do_accept_only(self, n: int, times: int = 1) -> None:
         """Accept only the first `n` bytes of each of the next `times` chunks of resumable uploads."""
         self.accepts = [n] * times
-
-    def _item(self, item_id: str) -> Item:
-        item = self.items.get(item_id)
-        if item is None:
-            raise LookupError(f"no such item: {item_id}")
-        return item
-
-    def _folders(self, path: str, parent: str) -> tuple[str, str]:
-        """Return the parent folder's id and the name of a path; create missing folders."""
-        *folders, name = path.split("/")
-        for folder in folders:
-            parent = self._folder_in(parent, folder)
-        return self._item(parent).id, name
-
-    def _folder_in(self, parent: str, name: str) -> str:
-        parent = self._item(parent).id
-        found = self._live_folder(parent, name)
-        return found.id if found else self.items.make(name, FOLDER, [parent]).id
-
-    def _live_folder(self, parent: str, name: str) -> Item | None:
-        found = [item for item in self.items.named(parent, name) if item.mime == FOLDER and not item.trashed]
-        return found[0] if found else None
-
-    def _all_at(self, path: str, parent: str) -> list[Item]:
-        """Return all items at a path, newest first, including those in the trash."""
-        *folders, name = path.split("/")
-        parent = self._item(parent).id
-        for folder in folders:
-            if (found := self._live_folder(parent, folder)) is None:
-                return []
-            parent = found.id
-        return self.items.named(parent, name)
 
 
 class DriveServer(SimServer):

@@ -70,7 +70,10 @@ class DriveApi(DriveWriting, PublicDownloads):
             return Route("page", self._folder_page, key=call.query.get("id", ""), style="html")
         for pattern in ("/upload/drive/v3/files", "/upload/drive/v3/files/{item_id}"):
             if (found := match_path(pattern, call.path)) is not None:
-                return self._upload_route(call, **found)
+                item_id = found.get("item_id")
+                if "upload_id" not in call.query and call.method != ("PATCH" if item_id else "POST"):
+                    return Route("other", _no_such_address)
+                return self.upload_route(call, partial(self._begin_upload, call, item_id), units=50)
         if call.path.startswith("/drive/v3/"):
             return self._api_route(call, call.path.removeprefix("/drive/v3/"))
         if call.path.startswith("/drive/v2/"):
@@ -99,16 +102,6 @@ class DriveApi(DriveWriting, PublicDownloads):
             query = query_of(call)
             return query.parents[0] if query and query.parents else ""
         return ""
-
-    def _upload_route(self, call: Call, item_id: str | None = None) -> Route:
-        upload_id = call.query.get("upload_id")
-        if upload_id is not None:
-            key = self.uploads[upload_id].item_id if upload_id in self.uploads else ""
-            return Route("upload", lambda call: self._resume(upload_id, call), key=key)
-        if call.method != ("POST" if item_id is None else "PATCH"):
-            return Route("other", _no_such_address)
-        upload, data = self._new_upload(call, item_id)
-        return Route("upload", lambda _: self._upload(upload, data), key=upload.item_id, units=50)
 
 
 def _no_such_address(call: Call) -> Response:
