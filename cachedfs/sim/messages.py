@@ -42,8 +42,6 @@ class Request:
     bucket: str = ""
     units: int = 0
     """Cost in units of Drive's quota."""
-    stalled: bool = False
-    """True if the profile's `stall_rate` delayed the first byte."""
     started_s: float = 0.0
     ended_s: float | None = None
     """Time of completion; None while the request is in progress."""

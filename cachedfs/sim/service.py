@@ -155,7 +155,6 @@ class Service(ABC):
         fault = struck[0] if struck else Fault()
         network, profile = self.network, self.network.profile
         verdict = profile.first_byte(route.kind, new_connection=is_new, rng=network.rng)
-        entry.stalled = verdict.stalled
         if verdict.failed and not struck:
             fault = self.failure()
         if fault.redirect is not None:

@@ -12,7 +12,7 @@ What is not in the table below does not exist (404). Differences from the docume
   by default do not expire. Items are owned by the account or by somebody else, and public or not.
 - Undocumented, chosen here: `alt=media` costs as much as a download. A minute of the quota is any 60 s, or one
   of the clock (`quota.py`). Each request of an upload is charged, but only
-  the first as an edit. An open-ended range is charged to a file's quota as the whole file. The changes feed has no
+  the first as an edit. The changes feed has no
   delay and its tokens never expire, unless a test sets that. Media is never compressed with gzip. Without an account
   a listing has only the children of public folders that the query names, and everything but reading files is 401.
   A caller sees nothing of a folder that it cannot list but what is shared with it. Public downloads of folders, and
@@ -53,7 +53,6 @@ _ROUTES = [
     ("GET", "files/{item_id}/export", "export", 200, "_export"),
     ("GET", "files/{item_id}/revisions", "revisions", 100, "_revisions"),
     ("GET", "files/{item_id}/revisions/{revision_id}", "media", 200, "_media"),
-    ("DELETE", "files/{item_id}/revisions/{revision_id}", "delete", 50, "_delete_revision"),
 ]
 _OF_V2 = ("list", "get", "media")
 

@@ -167,21 +167,7 @@ class DriveReading(Access):
             raise Refusal(403, "This file cannot be downloaded by the user.", "cannotDownloadFile")
         _check_abuse(call, item)
         headers = {"Content-Type": revision.mime, "Content-Disposition": "attachment"}
-        answer = self._sent(call, item, revision, headers)
-        if answer is None:
-            text = "The download quota for this file has been exceeded."
-            raise Refusal(403, text, "downloadQuotaExceeded")
-        return answer
-
-    def _sent(self, call: Call, item: Item, revision: Revision, headers: dict[str, str]) -> Response | None:
-        """Return the bytes that a call asks for, or None if the quota of the file is used up.
-
-        Ranges within what is left of it still succeed; one without an end counts as the whole file.
-        """
-        answer = ranged(call, headers, revision)
-        is_open = call.headers.get("range", "").endswith("-")
-        n_bytes = revision.size if is_open else len(answer.body)
-        return answer if self.meter.download(item.id, n_bytes, self.network.now()) else None
+        return ranged(call, headers, revision)
 
     def _revisions(self, call: Call, item_id: str) -> dict[str, Any]:
         item = self._need(call, item_id, in_any_drive=True)
