@@ -220,15 +220,10 @@ class Items(Tree):
         """
         if first is not None and not self._first_token <= first <= self._n_changes + 1:
             raise ValueError(f"no such token: {first}")
-        out, resume, seen_s = list[ItemChange](), self._n_changes + 1, self._clock() - self.change_delay_s
-        for change in reversed(self._changes.values()):
-            if change.noted_s > seen_s:
-                resume = change.number
-            elif first is None or change.number < first:
-                break
-            else:
-                out.append(change)
-        return out[::-1], max(resume, first or self._first_token)
+        seen_s, noted = self._clock() - self.change_delay_s, self._changes.values()
+        end = next((change.number for change in noted if change.noted_s > seen_s), self._n_changes + 1)
+        out = [] if first is None else [change for change in noted if first <= change.number < end]
+        return out, max(end, first or self._first_token)
 
     def reject_tokens(self) -> None:
         self._n_changes += 1

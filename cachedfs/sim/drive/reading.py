@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cachedfs.sim.drive.access import Access, key_of
 from cachedfs.sim.drive.fields import FIELDS, ME, show
@@ -27,25 +26,13 @@ _CHANGES = parse_mask(
 _CHANGES = {**_CHANGES, "changes": {**_CHANGES["changes"], "file": _FILE}}
 
 
-@dataclass(slots=True)
-class _Page:
-    """A page of a listing: the candidates from when it started, filtered as pages are requested."""
+class _Page(NamedTuple):
+    """A page of a listing, whose items were found when it began."""
 
     asked: tuple[str | None, ...]
-    candidates: list[Item]
-    matches: Callable[[Item], bool]
-    start: int = 0  # index of the first candidate for this page
+    found: list[Item]
+    start: int = 0  # index of the first item of this page
     number: int = 0
-
-    def read(self, limit: int) -> tuple[list[Item], _Page | None]:
-        """Return the matches on this page, and the next page."""
-        found: list[Item] = []
-        for i in range(self.start, len(self.candidates)):
-            if self.matches(self.candidates[i]):
-                if len(found) == limit:
-                    return found, replace(self, start=i, number=self.number + 1)
-                found.append(self.candidates[i])
-        return found, None
 
 
 class DriveReading(Access):
@@ -102,15 +89,16 @@ class DriveReading(Access):
             raise invalid("pageToken")
         if self.short_page is not None:
             limit = min(limit, self.short_page) if page.number % 2 else 0
-        found, rest = page.read(limit)
+        end = page.start + limit
         out: dict[str, Any] = {"kind": "drive#fileList", "incompleteSearch": False}
-        if rest is not None:
+        if end < len(page.found):
             out["nextPageToken"] = token = f"~!!~{uuid.uuid4().hex}"
-            self._pages[token] = rest
+            self._pages[token] = page._replace(start=end, number=page.number + 1)
             if len(self._pages) > _N_PAGES:
                 del self._pages[next(iter(self._pages))]
         if not mask or "files" in mask:
-            out["files"] = list(map(self._shows(call, mask.get("files", {})), found))
+            there = [item for item in page.found[page.start : end] if self.items.get(item.id) is item]
+            out["files"] = list(map(self._shows(call, mask.get("files", {})), there))
         return project(out, {name: {} for name in mask})
 
     def _first_page(self, call: Call, asked: tuple[str | None, ...]) -> _Page:
@@ -126,12 +114,12 @@ class DriveReading(Access):
         def is_listed(item: Item) -> bool:
             is_here = item.drive_id == drive_id if drive_id else wants or not item.drive_id
             is_seen = is_here and items.is_visible(item, is_reader=is_reader) and item.id not in tops
-            return is_seen and items.get(item.id) is item and (query is None or query.matches(items, item))
+            return is_seen and (query is None or query.matches(items, item))
 
-        candidates = self._candidates(call, query)
+        found = list(filter(is_listed, self._candidates(call, query)))
         if call.query.get("orderBy"):
-            candidates.sort(key=lambda item: item.name.lower())
-        return _Page(asked, candidates, is_listed)
+            found.sort(key=lambda item: item.name.lower())
+        return _Page(asked, found)
 
     def _candidates(self, call: Call, query: Query | None) -> list[Item]:
         """Return a small superset of the matching items. Uses the index of names if the query has a name."""
