@@ -28,7 +28,7 @@ class DriveCommands(DriveApi):
         `new` always creates another file of this name. `fields` are fields of the API to set. `parent` is the id of
         the folder in which the path starts.
         """
-        folder, name = self._folders(path, parent)
+        folder, name = self._place(path, parent)
         known = [] if new else [i for i in self.items.named(folder, name) if i.head and not i.trashed]
         if not known:
             return self.do_add(name, data, parent=folder, **fields)
@@ -43,19 +43,18 @@ class DriveCommands(DriveApi):
 
     def do_folder(self, path: str, *, parent: str = "root") -> str:
         """Return the id of the folder at a path; create it if missing."""
-        folder, name = self._folders(path, parent)
-        return self._folder_in(folder, name)
+        return self._place(f"{path}/", parent)[0]
 
     def do_shortcut(self, path: str, target_id: str, *, parent: str = "root") -> str:
         """Create a shortcut and return its id. The target need not exist."""
-        folder, name = self._folders(path, parent)
+        folder, name = self._place(path, parent)
         item = self.items.make(name, SHORTCUT, [folder])
         item.fields["shortcutDetails"] = self.details(target_id)
         return item.id
 
     def do_document(self, path: str, text: str, *, parent: str = "root", mime: str = DOCUMENT) -> str:
         """Create a native document and return its id. It exports as this text in all formats."""
-        folder, name = self._folders(path, parent)
+        folder, name = self._place(path, parent)
         item = self.items.make(name, mime, [folder])
         item.text = text.encode()
         return item.id
@@ -144,31 +143,22 @@ class DriveCommands(DriveApi):
             raise LookupError(f"no such item: {item_id}")
         return item
 
-    def _folders(self, path: str, parent: str) -> tuple[str, str]:
-        """Return the parent folder's id and the name of a path; create missing folders."""
+    def _place(self, path: str, parent: str, *, makes: bool = True) -> tuple[str, str]:
+        """Return the parent folder's id and the name of a path; make missing folders, or return "" for the id."""
         *folders, name = path.split("/")
-        for folder in folders:
-            parent = self._folder_in(parent, folder)
-        return self._item(parent).id, name
-
-    def _folder_in(self, parent: str, name: str) -> str:
         parent = self._item(parent).id
-        found = self._live_folder(parent, name)
-        return found.id if found else self.items.make(name, FOLDER, [parent]).id
-
-    def _live_folder(self, parent: str, name: str) -> Item | None:
-        found = [item for item in self.items.named(parent, name) if item.mime == FOLDER and not item.trashed]
-        return found[0] if found else None
+        for folder in folders:
+            named = [
+                item for item in self.items.named(parent, folder) if item.mime == FOLDER and not item.trashed
+            ]
+            if not named and not makes:
+                return "", name
+            parent = (named[0] if named else self.items.make(folder, FOLDER, [parent])).id
+        return parent, name
 
     def _all_at(self, path: str, parent: str) -> list[Item]:
         """Return all items at a path, newest first, including those in the trash."""
-        *folders, name = path.split("/")
-        parent = self._item(parent).id
-        for folder in folders:
-            if (found := self._live_folder(parent, folder)) is None:
-                return []
-            parent = found.id
-        return self.items.named(parent, name)
+        return self.items.named(*self._place(path, parent, makes=False))
 
 
 class DriveService(DriveCommands):
