@@ -105,7 +105,7 @@ class _Thread:
             self.close()
             self._sock = bound("127.0.0.1", self._port)
 
-    def command(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def command(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         async def on_the_loop() -> Any:
             return self._service.command(name, *args, **kwargs)
 
@@ -142,7 +142,7 @@ class _Child:
         self._lock = threading.Lock()
         self._connection = http.client.HTTPConnection(urlsplit(self.url).netloc)
 
-    def command(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def command(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         with self._lock:
             self._connection.request("POST", CONTROL + name, pack([args, kwargs]))
             reply = self._connection.getresponse()

@@ -76,7 +76,7 @@ class Service(ABC):
         return Fault(status=503)
 
     # Commands change the state behind the API: method `name` of the server handle calls `do_name` here.
-    def command(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def command(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         return getattr(self, f"do_{name}")(*args, **kwargs)
 
     def do_log(self) -> list[dict[str, Any]]:

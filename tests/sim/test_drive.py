@@ -186,6 +186,11 @@ def test_copies_moves_and_revisions(server: DriveServer, v3: Any) -> None:
     v3.files().update(fileId=copy["id"], addParents="root", removeParents=folder).execute()
     assert server.get("Copy of f") == b"two"
     assert server.find("d/Copy of f") == []
+    assert ask(server, f"{at}/revisions/{revisions[1]['id']}", "DELETE")[0] == 204
+    assert server.get("f") == b"one"
+    assert server.find("f")[0]["headRevisionId"] == revisions[0]["id"]
+    error = ask_json(server, f"{at}/revisions/{revisions[0]['id']}", "DELETE")
+    assert (error["status"], error["reason"]) == (403, "cannotDeleteOnlyRevision")
 
 
 # gdrive-fsspec

@@ -53,6 +53,7 @@ _ROUTES = [
     ("GET", "files/{item_id}/export", "export", 200, "_export"),
     ("GET", "files/{item_id}/revisions", "revisions", 100, "_revisions"),
     ("GET", "files/{item_id}/revisions/{revision_id}", "media", 200, "_media"),
+    ("DELETE", "files/{item_id}/revisions/{revision_id}", "delete", 50, "_delete_revision"),
 ]
 _OF_V2 = ("list", "get", "media")
 

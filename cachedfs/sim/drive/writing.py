@@ -156,3 +156,18 @@ class DriveWriting(DriveReading, Uploads):
             raise forbidden(item)
         self.items.remove(item)
         return Response(204)
+
+    def _delete_revision(self, call: Call, item_id: str, revision_id: str) -> Response:
+        """Delete a revision of a file; if it was the newest, the previous one becomes current.
+
+        The only revision of a file cannot be deleted.
+        """
+        item = self._need(call, item_id, in_any_drive=True)  # this method has no supportsAllDrives parameter
+        if not can(item, "canEdit"):
+            raise forbidden(item)
+        revision = self._revision(call, item, revision_id)
+        if item.revisions == [revision]:
+            raise Refusal(403, "The last revision cannot be deleted.", "cannotDeleteOnlyRevision")
+        item.revisions.remove(revision)
+        self.items.touch(item)
+        return Response(204)
