@@ -75,7 +75,7 @@ def ranged(call: Call, headers: dict[str, str], stored: Content) -> Response:
 
 
 @dataclass(slots=True)
-class Upload:
+class UploadSession:
     """An upload in progress. `fields` are those of its resource, `kind` is the content type."""
 
     call: Call  # the request that began it
@@ -93,19 +93,19 @@ class Uploads(Service):
 
     def __init__(self, network: Network) -> None:
         super().__init__(network)
-        self.uploads: dict[str, Upload] = {}
+        self.uploads: dict[str, UploadSession] = {}
         self.accepts: list[int] = []  # byte limits of the next chunks
 
     @abstractmethod
-    def check(self, upload: Upload) -> None:
+    def check(self, upload: UploadSession) -> None:
         """Raise Refusal if an upload in several requests may not begin."""
 
     @abstractmethod
-    def save(self, upload: Upload, data: bytes) -> dict[str, Any]:
+    def save(self, upload: UploadSession, data: bytes) -> dict[str, Any]:
         """Store what was uploaded, and return its resource."""
 
     def upload_route(
-        self, call: Call, begin: Callable[[dict[str, Any], str | None], Upload], units: int = 5
+        self, call: Call, begin: Callable[[dict[str, Any], str | None], UploadSession], units: int = 5
     ) -> Route:
         """Return the route of a request to an upload URL. `begin` makes an upload of its fields and content type."""
         if (upload_id := call.query.get("upload_id")) is not None:
@@ -125,7 +125,7 @@ class Uploads(Service):
         act = partial(self._begin, upload) if how == "resumable" else lambda _: self.save(upload, data)
         return Route("upload", act, upload.bucket, upload.key, units=units)
 
-    def _begin(self, upload: Upload, call: Call) -> Response:
+    def _begin(self, upload: UploadSession, call: Call) -> Response:
         self.check(upload)
         upload_id = uuid.uuid4().hex
         self.uploads[upload_id] = upload

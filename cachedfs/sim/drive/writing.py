@@ -8,7 +8,7 @@ from typing import Any
 
 from cachedfs.sim.drive.items import BINARY, FOLDER, Item
 from cachedfs.sim.drive.reading import DriveReading, can, forbidden
-from cachedfs.sim.google import Upload, Uploads
+from cachedfs.sim.google import Uploads, UploadSession
 from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.network import Network
 
@@ -85,19 +85,21 @@ class DriveWriting(DriveReading, Uploads):
     # Uploads
     def _begin_upload(
         self, call: Call, item_id: str | None, fields: dict[str, Any], kind: str | None
-    ) -> Upload:
+    ) -> UploadSession:
         """Return the upload that a request begins. `item_id` is None for a new item."""
         id = item_id or fields.get("id") or self.items.new_id()
-        return Upload(call, id, fields, fields.get("mimeType") or kind or BINARY, is_new=item_id is None)
+        return UploadSession(
+            call, id, fields, fields.get("mimeType") or kind or BINARY, is_new=item_id is None
+        )
 
-    def check(self, upload: Upload) -> None:
+    def check(self, upload: UploadSession) -> None:
         if upload.is_new:
             self._may_create(upload.call, upload.key, upload.fields)
             self._count_create(upload.call)
         else:
             self._may_edit(upload.call, upload.key, is_content=True)
 
-    def save(self, upload: Upload, data: bytes) -> dict[str, Any]:
+    def save(self, upload: UploadSession, data: bytes) -> dict[str, Any]:
         call, given, kind = upload.call, upload.fields, upload.kind or BINARY
         if upload.is_new:
             item = self._new_item(call, upload.key, given, kind)

@@ -8,25 +8,27 @@ from typing import Any
 from cachedfs.sim.gcs.reading import GCSReading, check
 from cachedfs.sim.gcs.show import FIELDS, resource
 from cachedfs.sim.gcs.store import SimObject, checksums
-from cachedfs.sim.google import Upload, Uploads
+from cachedfs.sim.google import Uploads, UploadSession
 from cachedfs.sim.messages import Call, Refusal, Response
 
 
 class GCSWriting(GCSReading, Uploads):
     """Answers all requests that change an object."""
 
-    def _begin_upload(self, call: Call, bucket: str, fields: dict[str, Any], kind: str | None) -> Upload:
+    def _begin_upload(
+        self, call: Call, bucket: str, fields: dict[str, Any], kind: str | None
+    ) -> UploadSession:
         if kind:
             fields.setdefault("contentType", kind)
         if "contentEncoding" in call.query:
             fields["contentEncoding"] = call.query["contentEncoding"]
-        return Upload(call, fields.get("name") or call.query.get("name", ""), fields, kind, bucket)
+        return UploadSession(call, fields.get("name") or call.query.get("name", ""), fields, kind, bucket)
 
-    def check(self, upload: Upload) -> None:
+    def check(self, upload: UploadSession) -> None:
         self._need_bucket(upload.bucket)
         check(upload.call.query, self.store.get(upload.bucket, upload.key))
 
-    def save(self, upload: Upload, data: bytes) -> dict[str, Any]:
+    def save(self, upload: UploadSession, data: bytes) -> dict[str, Any]:
         self.check(upload)
         return resource(self._write(upload.bucket, upload.key, upload.fields, data), upload.call.host)
 
