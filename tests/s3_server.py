@@ -10,7 +10,6 @@ from cachedfs.sim.messages import Call, Response, Route
 from cachedfs.sim.network import Network
 from cachedfs.sim.server import SimServer, command
 from cachedfs.sim.service import Service
-from cachedfs.sim.stored_objects import DataBody
 
 _KINDS = {"PUT": "upload", "POST": "upload", "HEAD": "metadata", "DELETE": "delete"}
 _SET_BY_US = {"connection", "content-length", "host", "transfer-encoding"}
@@ -37,7 +36,7 @@ class S3Service(Service):
         size = int(answer.headers.get("Content-Length", 0))
         body = bytes(size) if call.method == "HEAD" else answer.get_data()
         headers = {name: value for name, value in answer.headers.items() if name.lower() not in _SET_BY_US}
-        return Response(answer.status_code, headers, DataBody(body))
+        return Response(answer.status_code, headers, body)
 
     def do_make_bucket(self, bucket: str, versioned: bool = False) -> None:
         if bucket in _BACKEND.buckets:  # of another server of this process

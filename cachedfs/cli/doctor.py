@@ -150,15 +150,11 @@ def installation_checks() -> Iterator[Check]:
         yield Check("protocols", "ok", ", ".join(known))
     else:
         yield Check("protocols", "fail", f"fsspec knows {known}", "Install cachedfs with pip again")
-    yield from environment_check()
-
-
-def environment_check() -> Iterator[Check]:
-    """Name the environment variables that configure fsspec; values may be secret, but not where a service is."""
-    names = sorted(name for name in os.environ if name.startswith("FSSPEC_"))
+    # The values of variables may be secret, but not where a service is.
+    values = {name: value for name, value in sorted(os.environ.items()) if name.startswith("FSSPEC_")}
     shown = [
-        f"{name}={without_secrets(os.environ[name])}" if name.endswith("_ENDPOINT_URL") else name
-        for name in names
+        f"{name}={without_secrets(value)}" if name.endswith("_ENDPOINT_URL") else name
+        for name, value in values.items()
     ]
     if shown:
         yield Check("environment", "ok", ", ".join(shown))

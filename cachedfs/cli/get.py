@@ -53,8 +53,11 @@ def get(
     bytes) or written under its name, it is reported, the others are copied, and
     the exit status is 1.
     """
-    if is_drive_link(target.removeprefix("cachedfs::")) or is_another_link(target, urls or []):
-        urls, target, recursive = [*(urls or ()), target], ".", True
+    given = [*(urls or ()), target]
+    # A link without `https://` and an id may also be a local name: not if all URLs are such.
+    is_bare = is_bare_link(target) and all(map(drive_url, given))
+    if is_bare or is_drive_link(target.removeprefix("cachedfs::")):
+        urls, target, recursive = given, ".", True
     urls = before_target(urls)
     if "://" in target and not os.path.isdir(target):
         raise typer.BadParameter(f"{target} is a URL, and get copies to the local disk", param_hint="TARGET")
@@ -93,11 +96,6 @@ def confirm_replacing(files: list[str]) -> None:
     if not sys.stdin.isatty():
         raise FileExistsError(f"{what} would be replaced: add --force, or name another TARGET")
     typer.confirm(f"Replace {what}?", abort=True, err=True)
-
-
-def is_another_link(target: str, urls: list[str]) -> bool:
-    """Return whether TARGET is a link without `https://` or an id, like the URLs before it, and no local name."""
-    return is_bare_link(target) and all(map(drive_url, [*urls, target]))
 
 
 class Copy(NamedTuple):

@@ -5,7 +5,7 @@ It has no scripts, no external resources and a responsive layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 
 from cachedfs.common.text import bars, counted, per_cent, seconds, size
@@ -25,7 +25,7 @@ td + td { text-align: right; white-space: nowrap; }
 
 def page(summary: RunSummary, by_folder: Sequence[tuple[str, int]]) -> str:
     """Return the report as a complete HTML document. `by_folder`: pairs of folder and cached bytes."""
-    parts = [_requests(summary), _rates(summary), _blocks(summary), _times(summary)]
+    parts = [*_charts(summary)]
     if by_folder:
         parts.append(_shares("In the cache now", [(folder, n, size(n)) for folder, n in by_folder]))
     parts += [_numbers(summary), _longest(summary)]
@@ -45,55 +45,48 @@ def page(summary: RunSummary, by_folder: Sequence[tuple[str, int]]) -> str:
 # Charts.
 
 
-def _requests(summary: RunSummary) -> str:
-    bins = summary.bins
-    words = f"{summary.n_requests:,} requests, {summary.n_ahead:,} of them read ahead; the program waited {seconds(sum(summary.waited.values()))}"
-    return _over_time(
-        "Active requests",
-        words,
-        (f"receiving: at most {max(bins.coming):.3g}", bins.coming),
-        (f"no answer yet: at most {max(bins.asking):.3g}", bins.asking),
-        (f"program waits: at most {per_cent(max(bins.waited))} of the time", bins.waited),
-    )
+def _charts(summary: RunSummary) -> Iterator[str]:
+    counts, bins, waited = summary.counts, summary.bins, summary.waited
+    asked = f"{summary.n_requests:,} requests, {summary.n_ahead:,} of them read ahead"
+    lines = {
+        f"receiving: at most {max(bins.coming):.3g}": bins.coming,
+        f"no answer yet: at most {max(bins.asking):.3g}": bins.asking,
+        f"program waits: at most {per_cent(max(bins.waited))} of the time": bins.waited,
+    }
+    words = f"{asked}; the program waited {seconds(sum(waited.values()))}"
+    yield _over_time("Active requests", lines, words)
 
+    link = f"the link gave up to {size(summary.bound_per_s)}/s" if summary.bound_per_s else ""
+    named = {"fetched": bins.counts["bytes_fetched"], "read": bins.counts["bytes_served"]}
+    lines = {f"{what}: at most {size(max(n) / (bins.width_s or 1.0))}/s": n for what, n in named.items()}
+    words = f"{size(counts['bytes_fetched'])} fetched, {size(counts['bytes_served'])} read"
+    yield _over_time("Bytes a second", lines, f"{words}; {link or 'nothing came over the link'}")
 
-def _rates(summary: RunSummary) -> str:
-    counts, bins, bound = summary.counts, summary.bins, summary.bound_per_s
-    link = f"the link gave up to {size(bound)}/s" if bound else "nothing came over the link"
-    words = f"{size(counts['bytes_fetched'])} fetched, {size(counts['bytes_served'])} read; {link}"
-    named = [
-        (what, bins.counts[name]) for name, what in (("bytes_fetched", "fetched"), ("bytes_served", "read"))
-    ]
-    lines = [(f"{what}: at most {size(max(each) / (bins.width_s or 1.0))}/s", each) for what, each in named]
-    return _over_time("Bytes a second", words, *lines)
-
-
-def _blocks(summary: RunSummary) -> str:
-    counts, bins = summary.counts, summary.bins
+    named = {
+        "fetched": bins.counts["misses"],
+        "hits": bins.counts["hits"],
+        "evicted": bins.counts["evictions"],
+    }
+    lines = {f"{what}: at most {max(n):,.0f} in {seconds(bins.width_s)}": n for what, n in named.items()}
     words = f"{counts['hits']:,} hits, {counts['misses']:,} blocks fetched, {counts['evictions']:,} evicted"
-    names = {"fetched": "misses", "hits": "hits", "evicted": "evictions"}
-    named = [(what, bins.counts[name]) for what, name in names.items()]
-    lines = [(f"{what}: at most {max(each):,.0f} in {seconds(bins.width_s)}", each) for what, each in named]
-    return _over_time("Blocks", words, *lines)
+    yield _over_time("Blocks", lines, words)
 
-
-def _times(summary: RunSummary) -> str:
-    waited, total = summary.waited, summary.elapsed_s or 1.0
     parts = {
         "not waiting": max(0.0, summary.elapsed_s - sum(waited.values())),
         "waiting for bytes": waited["for_bytes_s"],
         "waiting for answers": waited["for_answers_s"],
         "waiting otherwise": waited["for_others_s"],
     }
+    total = summary.elapsed_s or 1.0
     rows = [
         (name, took_s, f"{seconds(took_s)}, {per_cent(took_s / total)}") for name, took_s in parts.items()
     ]
-    return _shares("Where the time went", rows)
+    yield _shares("Where the time went", rows)
 
 
-def _over_time(title: str, words: str, *lines: tuple[str, Sequence[float]]) -> str:
+def _over_time(title: str, lines: Mapping[str, Sequence[float]], words: str) -> str:
     """Return a chart of values in the course of the run, each with its text."""
-    return _chart(title, [(text, bars(values, N_BINS)) for text, values in lines], words)
+    return _chart(title, [(text, bars(values, N_BINS)) for text, values in lines.items()], words)
 
 
 def _shares(title: str, rows: Sequence[tuple[str, float, str]]) -> str:

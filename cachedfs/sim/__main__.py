@@ -7,7 +7,6 @@ import asyncio
 import dataclasses
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from cachedfs.sim.drive import DriveService
 from cachedfs.sim.gcs import GCSService
 from cachedfs.sim.network import PROFILES, Network, Profile
 from cachedfs.sim.quota import QUOTAS
-from cachedfs.sim.server import new_loop, serve
+from cachedfs.sim.server import bound, new_loop, serve
 
 _CLOUDS: dict[str, type[DriveService] | type[GCSService]] = {"drive": DriveService, "gcs": GCSService}
 
@@ -54,7 +53,8 @@ def main(
         if not isinstance(service, GCSService):
             parser.error("--bucket is of gcs")
         service.do_make_bucket(bucket)
-    sock = socket.create_server((options.host, options.port))
+    sock = bound(options.host, options.port)
+    sock.listen()
     before()
 
     async def run() -> None:

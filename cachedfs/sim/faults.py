@@ -11,13 +11,9 @@ import termios
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from aiohttp import web
-
 from cachedfs.sim.stored_objects import Body
 
 DROP = 4 << 10  # bytes between the pauses of a trickling body
-_SEND_BUFFER = 64 << 10
-_BACKLOG = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,19 +71,12 @@ class Fault:
     """Pause for this many simulated seconds after every 4 KiB of the body."""
 
 
-class SpoiltBody:
-    """A body corrupted in transit."""
-
-    def __init__(self, body: Body, fault: Fault) -> None:
-        self._body, self._flip = body, fault.flip
-        self.size = body.size + fault.long_by
-
-    def read(self, start: int, stop: int) -> bytes:
-        true = self._body.read(min(start, self._body.size), min(stop, self._body.size))
-        data = bytearray(true) + b"?" * (stop - start - len(true))
-        if self._flip is not None and start <= self._flip < stop:
-            data[self._flip - start] ^= 0x20
-        return bytes(data)
+def spoilt(body: Body, fault: Fault) -> bytes:
+    """Return a body as it is after it was corrupted in transit."""
+    data = bytearray(body[:]) + b"?" * fault.long_by
+    if fault.flip is not None and fault.flip < len(data):
+        data[fault.flip] ^= 0x20
+    return bytes(data)
 
 
 async def hang_up(transport: asyncio.Transport, fault: Fault) -> None:
@@ -108,39 +97,3 @@ def _n_unsent(sock: socket.socket) -> int:
     with contextlib.suppress(OSError):  # closed, or not supported by the system
         return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0])
     return 0
-
-
-class Door:
-    """The listening socket of a server. While locked, it keeps its port and refuses connections."""
-
-    def __init__(self, server: web.Server, sock: socket.socket) -> None:
-        self._server, self._sock = server, sock
-        self._opening: asyncio.Task[None] | None = None  # Invariant: None while locked
-        self._listener: asyncio.Server | None = None
-
-    def unlock(self) -> None:
-        if self._opening is None:
-            # Inherited by every connection. A small send buffer keeps unread bytes of a body from counting as sent.
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-            self._sock.listen(_BACKLOG)  # connections made before the loop accepts wait in the backlog
-            self._opening = asyncio.ensure_future(self._open())
-
-    async def _open(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._server, sock=self._sock, backlog=_BACKLOG)
-
-    def lock(self) -> None:
-        if self._opening is not None:
-            address = self._sock.getsockname()
-            self.close()
-            self._sock = socket.socket(self._sock.family, socket.SOCK_STREAM)
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._sock.bind(address)  # bound but not listening: connections are refused
-
-    def close(self) -> None:
-        if self._opening is not None:
-            self._opening.cancel()
-        if self._listener is not None:
-            self._listener.close()
-        self._sock.close()
-        self._opening = self._listener = None

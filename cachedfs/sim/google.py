@@ -1,14 +1,21 @@
-"""Common parts of Google's APIs: paths, ranges and uploads."""
+"""What Google's APIs have in common: paths, ranges and uploads."""
 
 from __future__ import annotations
 
 import functools
 import json
 import re
+import uuid
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlencode
 
-from cachedfs.sim.messages import Call, Refusal, Response
+from cachedfs.sim.messages import Call, Refusal, Response, Route
+from cachedfs.sim.network import Network
+from cachedfs.sim.service import Service
 from cachedfs.sim.stored_objects import Content
 
 _CHUNK = 256 << 10  # all but the last chunk of a resumable upload must be a multiple of this
@@ -25,23 +32,20 @@ def match_path(pattern: str, path: str) -> dict[str, str] | None:
     return {name: unquote(part) for name, part in found.groupdict().items()} if found else None
 
 
-def split_related(call: Call) -> tuple[dict[str, Any], str | None, bytes]:
+def _split_related(call: Call) -> tuple[dict[str, Any], str | None, bytes]:
     """Return the metadata, content type and bytes of a multipart/related body."""
     boundary = re.search(r'boundary="?([^";]+)', call.headers.get("content-type", ""))
     if not boundary:
         raise Refusal(400, "Missing boundary in the Content-Type of a multipart body.")
-    mark, body = b"--" + boundary[1].encode(), call.body
+    mark = b"--" + boundary[1].encode()
+    _, first, second = call.body.split(mark, 2)  # raises ValueError if there are not two parts
     # Clients end lines with CRLF or LF. Detect which, since the data itself may end with CR.
-    begin = body.find(mark) + len(mark)
-    end = b"\r\n" if body[begin : begin + 2] == b"\r\n" else b"\n"
-    middle, last = body.find(end + mark, begin), body.rfind(end + mark)
-    if middle < 0 or middle == last:
-        raise Refusal(400, "Failed to parse multipart body.")
-    _, _, metadata = body[begin:middle].partition(end + end)
-    head_end = body.find(end + end, middle + len(end + mark))
-    head = body[middle:head_end].decode()
-    found = re.search(r"(?i)content-type: *([^\r\n]+)", head)
-    return json.loads(metadata or b"{}"), found[1] if found else None, body[head_end + 2 * len(end) : last]
+    end = b"\r\n" if first.startswith(b"\r\n") else b"\n"
+    metadata = first.partition(end + end)[2]
+    head, _, rest = second.partition(end + end)
+    data = rest[: rest.rindex(end + mark)]
+    found = re.search(r"(?i)content-type: *([^\r\n]+)", head.decode())
+    return json.loads(metadata or b"{}"), found[1] if found else None, data
 
 
 def _span(given: str | None, size: int) -> tuple[int, int] | None:
@@ -70,7 +74,82 @@ def ranged(call: Call, headers: dict[str, str], stored: Content) -> Response:
     return Response(206, headers, stored.body(*span))
 
 
-def take_chunk(data: bytearray, call: Call, most: int | None = None) -> int | None:
+@dataclass(slots=True)
+class UploadSession:
+    """An upload in progress. `fields` are those of its resource, `kind` is the content type."""
+
+    call: Call  # the request that began it
+    key: str  # the name of the object, or the id of the item
+    fields: dict[str, Any]
+    kind: str | None
+    bucket: str = ""
+    is_new: bool = True  # not of an item that exists
+    data: bytearray = field(default_factory=bytearray)
+    result: dict[str, Any] | None = None  # the stored resource
+
+
+class Uploads(Service):
+    """Answers uploads in one request and in several."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__(network)
+        self.uploads: dict[str, UploadSession] = {}
+        self.accepts: list[int] = []  # byte limits of the next chunks
+
+    @abstractmethod
+    def check(self, upload: UploadSession) -> None:
+        """Raise Refusal if an upload in several requests may not begin."""
+
+    @abstractmethod
+    def save(self, upload: UploadSession, data: bytes) -> dict[str, Any]:
+        """Store what was uploaded, and return its resource."""
+
+    def upload_route(
+        self, call: Call, begin: Callable[[dict[str, Any], str | None], UploadSession], units: int = 5
+    ) -> Route:
+        """Return the route of a request to an upload URL. `begin` makes an upload of its fields and content type."""
+        if (upload_id := call.query.get("upload_id")) is not None:
+            known = self.uploads.get(upload_id)
+            bucket, key = (known.bucket, known.key) if known else ("", "")
+            return Route("upload", lambda call: self._resume(upload_id, call), bucket, key)
+        how, data = call.query.get("uploadType"), call.body
+        if how == "multipart":
+            fields, kind, data = _split_related(call)
+        elif how == "resumable":
+            fields, kind = call.json(), call.headers.get("x-upload-content-type")
+        elif how == "media":
+            fields, kind = {}, call.headers.get("content-type")
+        else:
+            raise Refusal(400, "Invalid value for uploadType.", location="uploadType")
+        upload = begin(fields, kind)
+        act = partial(self._begin, upload) if how == "resumable" else lambda _: self.save(upload, data)
+        return Route("upload", act, upload.bucket, upload.key, units=units)
+
+    def _begin(self, upload: UploadSession, call: Call) -> Response:
+        self.check(upload)
+        upload_id = uuid.uuid4().hex
+        self.uploads[upload_id] = upload
+        query = urlencode({**call.query, "upload_id": upload_id})
+        location = f"http://{call.host}{call.path}?{query}"
+        return Response(200, {"Location": location, "X-GUploader-UploadID": upload_id})
+
+    def _resume(self, upload_id: str, call: Call) -> Response | dict[str, Any]:
+        upload = self.uploads.get(upload_id)
+        if upload is None:
+            raise Refusal(404, "The upload session is unknown or has expired.")
+        if call.method == "DELETE":
+            del self.uploads[upload_id]
+            return Response(499)
+        if upload.result is None:
+            most = self.accepts.pop() if call.body and self.accepts else None
+            total = _take_chunk(upload.data, call, most)
+            if total != len(upload.data):
+                return Response(308, {"Range": f"bytes=0-{len(upload.data) - 1}"} if upload.data else {})
+            upload.result = self.save(upload, bytes(upload.data))
+        return upload.result
+
+
+def _take_chunk(data: bytearray, call: Call, most: int | None) -> int | None:
     """Append a chunk of a resumable upload to its data; return the total size, or None if not yet known.
 
     Keeps at most `most` bytes of the body. Ignores bytes that are already present, and a chunk that leaves a

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cachedfs.sim.stored_objects import NO_BODY, Body
+from cachedfs.sim.stored_objects import Body
 
 JSON = {"Content-Type": "application/json; charset=UTF-8"}
 _REASONS = {400: "invalid", 401: "authError", 403: "forbidden", 404: "notFound", 409: "conflict"}
@@ -42,8 +42,6 @@ class Request:
     bucket: str = ""
     units: int = 0
     """Cost in units of Drive's quota."""
-    stalled: bool = False
-    """True if the profile's `stall_rate` delayed the first byte."""
     started_s: float = 0.0
     ended_s: float | None = None
     """Time of completion; None while the request is in progress."""
@@ -114,7 +112,7 @@ class Response:
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
-    body: Body = NO_BODY
+    body: Body = b""
     n_items: int = 0  # items of a listing, which add to its latency
     is_chunked: bool = False  # sent without Content-Length
 

@@ -15,7 +15,7 @@ import time
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from cachedfs.sim.quota import QUOTAS, Quota
 
@@ -42,13 +42,11 @@ class Delay:
         return self.median_s * math.exp(self.sigma * rng.normalvariate(0.0, 1.0))
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Random outcome for one request."""
 
     wait_s: float
     failed: bool
-    stalled: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +87,7 @@ class Profile:
         return min(self.stream_rate, self.total_rate) < math.inf
 
     def first_byte(self, kind: str, *, new_connection: bool, rng: random.Random) -> Verdict:
-        """Return the random wait before the first byte, and whether the request fails or stalls.
+        """Return the random wait before the first byte, and whether the request fails.
 
         The wait excludes `list_item_s`. `kind` is "media", "list" or any other kind, which counts as
         metadata.
@@ -98,9 +96,8 @@ class Profile:
         # Always three draws, so that the same seed gives comparable numbers under different profiles.
         wait_s = delay.draw(rng)
         stalled, failed = rng.random() < self.stall_rate, rng.random() < self.error_rate
-        stalled = stalled and kind == "media"
-        wait_s += self.stall_s if stalled else 0.0
-        return Verdict(wait_s + (self.connection_s if new_connection else 0.0), failed, stalled)
+        wait_s += self.stall_s if stalled and kind == "media" else 0.0
+        return Verdict(wait_s + (self.connection_s if new_connection else 0.0), failed)
 
     def to_json(self) -> str:
         """Return the profile as JSON, readable by `resolve`."""

@@ -1,9 +1,9 @@
-"""Quota of the simulated Drive: limits per user, project and file, and their current use.
+"""Quota of the simulated Drive: limits per user and project, and their current use.
 
 The published limits are counts per minute; whether of any 60 s or of each minute of the clock is not published,
-so a `Quota` says it. Limits on new items and on the bytes of a file are token buckets. In two ways the
-simulation is more lenient than the documentation: refused requests cost nothing, and of the daily limits only
-the one per file is enforced (not 1 TB, 400 million units, 750 GB of uploads).
+so a `Quota` says it. The limit on new items is a token bucket. In two ways the simulation is more lenient than
+the documentation: refused requests cost nothing, and no daily limit is enforced (1 TB, 400 million units, 750 GB of
+uploads, and one per file).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 _MINUTE_S = 60.0
-_DAY_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +30,8 @@ class Quota:
     """Requests per minute for all users of a project."""
     creates_per_s: float = math.inf
     """New items per second for one user. Undocumented, but generally observed."""
-    file_bytes: float = math.inf
-    """Bytes of one file per day, for all users. Counts the bytes requested, not the bytes sent."""
     minute: Literal["sliding", "fixed"] = "sliding"
     """A minute is any 60 s, or each minute of the clock."""
-    status: int = 403
-    """HTTP status of a refusal: Drive answers with 403 or 429."""
 
     @classmethod
     def resolve(cls, quota: Quota | str) -> Quota:
@@ -99,11 +94,11 @@ class Minute:
 
 @dataclass(slots=True)
 class Meter:
-    """Use of a quota by users, projects and files. Times are in simulated seconds."""
+    """Use of a quota by users and projects. Times are in simulated seconds."""
 
     quota: Quota
     _minutes: dict[tuple[str, ...], Minute] = field(default_factory=dict)
-    _budgets: dict[tuple[str, ...], Budget] = field(default_factory=dict)
+    _budgets: dict[str, Budget] = field(default_factory=dict)
 
     def charge(self, user: str, project: str, units: float, now: float) -> str | None:
         """Charge a request and return None; if it exceeds a limit, return "user" or "project" instead."""
@@ -124,15 +119,7 @@ class Meter:
     def create(self, user: str, now: float) -> bool:
         """Count a new item of a user; return False, without counting it, if the limit is reached."""
         rate = self.quota.creates_per_s
-        return self._budget(rate, max(rate, 1.0), "creates", user).take(1, now)
-
-    def download(self, file_id: str, n_bytes: float, now: float) -> bool:
-        """Count requested bytes of a file; return False, without counting them, if the limit is reached."""
-        size = self.quota.file_bytes
-        return self._budget(size / _DAY_S, size, "file", file_id).take(n_bytes, now)
+        return self._budgets.setdefault(user, Budget(rate, max(rate, 1.0))).take(1, now)
 
     def _minute(self, limit: float, *name: str) -> Minute:
         return self._minutes.setdefault(name, Minute(limit, is_fixed=self.quota.minute == "fixed"))
-
-    def _budget(self, rate: float, size: float, *name: str) -> Budget:
-        return self._budgets.setdefault(name, Budget(rate, size))

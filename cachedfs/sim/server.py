@@ -6,8 +6,6 @@ import asyncio
 import dataclasses
 import functools
 import http.client
-import inspect
-import json
 import os
 import select
 import selectors
@@ -22,10 +20,13 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from cachedfs.sim.faults import Door, Fault
+from cachedfs.sim.faults import Fault
 from cachedfs.sim.messages import Request
 from cachedfs.sim.network import Network, Profile
-from cachedfs.sim.service import CONTROL, Service
+from cachedfs.sim.service import CONTROL, Service, pack, unpack
+
+_SEND_BUFFER = 64 << 10
+_BACKLOG = 1024
 
 
 class _PreciseSelector(selectors.DefaultSelector):
@@ -43,8 +44,22 @@ def new_loop() -> asyncio.AbstractEventLoop:
     return asyncio.SelectorEventLoop(_PreciseSelector())
 
 
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket at this port, which refuses connections until it listens. Raises OSError."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Inherited by every connection. A small send buffer keeps unread bytes of a body from counting as sent.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+    try:
+        sock.bind((host, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
 async def serve(service: Service, sock: socket.socket, stop: asyncio.Event) -> None:
-    """Serve until `stop` is set, then close all connections."""
+    """Serve until `stop` is set, then close all connections and the socket."""
     # handler_cancellation: if a client disconnects, its share of the link goes to the others.
     # auto_decompress off: an object uploaded with Content-Encoding: gzip is stored as sent.
     server = web.Server(
@@ -56,12 +71,11 @@ async def serve(service: Service, sock: socket.socket, stop: asyncio.Event) -> N
         max_line_size=32 << 10,
         max_field_size=1 << 20,
     )
-    service.door = door = Door(server, sock)
-    door.unlock()
+    listener = await asyncio.get_running_loop().create_server(server, sock=sock, backlog=_BACKLOG)
     try:
         await stop.wait()
     finally:
-        door.close()
+        listener.close()
         await server.shutdown(0.05)
 
 
@@ -69,26 +83,42 @@ class _Thread:
     """A service running in a daemon thread of this process."""
 
     def __init__(self, service: Service, port: int) -> None:
-        sock = socket.create_server(("127.0.0.1", port))
-        self._service, self._loop, self._stop = service, new_loop(), asyncio.Event()
-        self.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._run, args=(sock,), name="sim", daemon=True)
+        self._service, self._sock = service, bound("127.0.0.1", port)
+        self._port = self._sock.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._start()
+
+    def _start(self) -> None:
+        self._sock.listen(_BACKLOG)  # connections made before the loop accepts wait in the backlog
+        self._loop, self._stop = new_loop(), asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="sim", daemon=True)
         self._thread.start()
 
-    def _run(self, sock: socket.socket) -> None:
-        with sock:
-            self._loop.run_until_complete(serve(self._service, sock, self._stop))
+    def _run(self) -> None:
+        self._loop.run_until_complete(serve(self._service, self._sock, self._stop))
 
-    def command(self, name: str, arguments: dict[str, Any]) -> Any:
+    def refuse(self, refused: bool) -> None:
+        """Drop all connections and refuse new ones, or serve again."""
+        if not refused and not self._thread.is_alive():
+            self._start()
+        elif refused and self._thread.is_alive():
+            self.close()
+            self._sock = bound("127.0.0.1", self._port)
+
+    def command(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         async def on_the_loop() -> Any:
-            return self._service.command(name, arguments)
+            return self._service.command(name, *args, **kwargs)
 
+        if not self._thread.is_alive():
+            return self._service.command(name, *args, **kwargs)
         return asyncio.run_coroutine_threadsafe(on_the_loop(), self._loop).result()
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-        self._loop.close()
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+            self._loop.close()
+        self._sock.close()
 
 
 class _Child:
@@ -112,16 +142,14 @@ class _Child:
         self._lock = threading.Lock()
         self._connection = http.client.HTTPConnection(urlsplit(self.url).netloc)
 
-    def command(self, name: str, arguments: dict[str, Any]) -> Any:
-        data = arguments.pop("data", None)
-        head = json.dumps({"arguments": arguments, "has_data": data is not None}).encode()
+    def command(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         with self._lock:
-            self._connection.request("POST", CONTROL + name, head + b"\n" + (data or b""))
+            self._connection.request("POST", CONTROL + name, pack([args, kwargs]))
             reply = self._connection.getresponse()
             text = reply.read()
         if reply.status != 200:
             raise RuntimeError(f"simulated server: {name} failed: {text.decode()}")
-        return json.loads(text) if reply.headers["Content-Type"].startswith("application/json") else text
+        return unpack(text)
 
     def close(self) -> None:
         if hasattr(self, "_connection"):
@@ -139,16 +167,10 @@ R = TypeVar("R")
 
 def command(do: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
     """Return a SimServer method that runs the service method `do_<name>`, wherever the service runs."""
-    signature = inspect.signature(do)
-    more = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
 
     @functools.wraps(do)
     def ask(handle: SimServer, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        given = dict(signature.bind(handle, *args, **kwargs).arguments)
-        del given["self"]
-        for name in more:
-            given |= given.pop(name, {})
-        answer: R = handle._do(do.__name__.removeprefix("do_"), **given)
+        answer: R = handle._do(do.__name__.removeprefix("do_"), *args, **kwargs)
         return answer
 
     return ask
@@ -215,8 +237,8 @@ class SimServer:
         name = f"profile={self.profile.name!r}, seed={self.seed}, time_scale={self.time_scale}"
         return f"<{type(self).__name__} {url} {name}>"
 
-    def _do(self, name: str, /, **arguments: Any) -> Any:
-        return self._running.command(name, arguments)
+    def _do(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        return self._running.command(name, *args, **kwargs)
 
     @property
     def _running(self) -> _Thread | _Child:
@@ -241,7 +263,7 @@ class SimServer:
 
     def fail(self, fault: Fault) -> None:
         """Make matching requests fail from now on, as described by the fault. Undo it with `heal`."""
-        self._do("fail", fault={**dataclasses.asdict(fault), "headers": dict(fault.headers)})
+        self._do("fail", {**dataclasses.asdict(fault), "headers": dict(fault.headers)})
 
     def refuse(self, refused: bool = True) -> None:
         """Drop all connections and refuse new ones, or accept them again with `refused=False`.
@@ -249,20 +271,25 @@ class SimServer:
         Raises RuntimeError with `process=True`: a child process that refuses connections could not be
         controlled.
         """
-        if not self._in_process:
+        if isinstance(self._running, _Child):
             raise RuntimeError("a server that refuses connections could not be told to stop it")
-        self._do("refuse", refused=refused)
+        self._running.refuse(refused)
+
+    def heal(self) -> None:
+        """Remove all faults and accept connections again."""
+        self._do("heal")
+        if self._in_process:
+            self.refuse(False)
 
     def require_token(self, *tokens: str) -> None:
         """Answer 401 to every request without one of these bearer tokens; to all requests if none is given."""
-        self._do("tokens", tokens=tokens)
+        self._do("tokens", tokens)
 
     def require_no_token(self) -> None:
         """Accept requests without a token again."""
-        self._do("tokens", tokens=None)
+        self._do("tokens", None)
 
     count = command(Service.do_count)
     bytes_sent = command(Service.do_bytes_sent)
     reset = command(Service.do_reset)
-    heal = command(Service.do_heal)
     forbid = command(Service.do_forbid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import dataclasses
 import json
 import weakref
@@ -14,12 +15,25 @@ from urllib.parse import parse_qsl
 
 from aiohttp import web
 
-from cachedfs.sim.faults import DROP, Door, Fault, SpoiltBody, hang_up
+from cachedfs.sim.faults import DROP, Fault, hang_up, spoilt
 from cachedfs.sim.messages import JSON, Call, Refusal, Request, Response, Route, unauthorized
 from cachedfs.sim.network import Network
-from cachedfs.sim.stored_objects import Body, DataBody
+from cachedfs.sim.stored_objects import Body
 
 CONTROL = "/_sim/"  # path prefix of control requests, which are neither logged nor delayed
+
+
+def pack(value: Any) -> bytes:
+    """Return the arguments or the result of a command as JSON, with bytes in base64."""
+    return json.dumps(value, default=lambda data: {"base64": base64.b64encode(data).decode()}).encode()
+
+
+def unpack(text: bytes) -> Any:
+    """Return what was packed."""
+    return json.loads(
+        text,
+        object_hook=lambda found: base64.b64decode(found["base64"]) if found.keys() == {"base64"} else found,
+    )
 
 
 @dataclass(slots=True)
@@ -47,7 +61,6 @@ class Service(ABC):
         self._tokens: set[str] | None = None
         self._forbidden: set[str] = set()
         self._known: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
-        self.door: Door | None = None  # set while the service is running
         self._n_active = self._peak = 0
 
     @abstractmethod
@@ -56,16 +69,15 @@ class Service(ABC):
 
     def render(self, style: str, refusal: Refusal) -> Response:
         """Return an error as a reply in the given format of this cloud."""
-        return Response(refusal.status, {**JSON, **refusal.headers}, DataBody(refusal.to_json().encode()))
+        return Response(refusal.status, {**JSON, **refusal.headers}, refusal.to_json().encode())
 
     def failure(self) -> Fault:
         """Return the fault that the profile's error rate triggers."""
         return Fault(status=503)
 
     # Commands change the state behind the API: method `name` of the server handle calls `do_name` here.
-    # Arguments are JSON, `data` is bytes; results are JSON or bytes.
-    def command(self, name: str, arguments: dict[str, Any]) -> Any:
-        return getattr(self, f"do_{name}")(**arguments)
+    def command(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, f"do_{name}")(*args, **kwargs)
 
     def do_log(self) -> list[dict[str, Any]]:
         names = [f.name for f in dataclasses.fields(Request)]
@@ -90,16 +102,7 @@ class Service(ABC):
         self._rules.append(_Rule(Fault(**fault)))
 
     def do_heal(self) -> None:
-        """Remove all faults and accept connections again."""
         self._rules.clear()
-        self.do_refuse(False)
-
-    def do_refuse(self, refused: bool) -> None:
-        if self.door is not None:
-            self.door.lock() if refused else self.door.unlock()
-        for transport in list(self._known) if refused else ():
-            if not transport.is_closing():
-                transport.abort()
 
     def do_tokens(self, tokens: Iterable[str] | None) -> None:
         self._tokens = None if tokens is None else set(tokens)
@@ -112,7 +115,9 @@ class Service(ABC):
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Return the reply to a request. The log has the request from its start, finished or not."""
         if request.raw_path.startswith(CONTROL):
-            return await self._obey(request)
+            args, kwargs = unpack(await request.content.read())
+            result = self.command(request.raw_path.removeprefix(CONTROL), *args, **kwargs)
+            return web.Response(body=pack(result))
         path, _, query = request.raw_path.partition("?")
         headers = {k.lower(): v for k, v in request.headers.items()}
         call = Call(request.method, path, dict(parse_qsl(query, True)), headers)
@@ -127,15 +132,6 @@ class Service(ABC):
         finally:
             self._finish(entry)
 
-    async def _obey(self, request: web.BaseRequest) -> web.Response:
-        head, _, data = (await request.content.read()).partition(b"\n")
-        given = json.loads(head)
-        arguments = {**given["arguments"], **({"data": data} if given["has_data"] else {})}
-        result = self.command(request.raw_path.removeprefix(CONTROL), arguments)
-        if isinstance(result, bytes):
-            return web.Response(body=result, content_type="application/octet-stream")
-        return web.json_response(result)
-
     def _finish(self, entry: Request) -> None:
         if entry.ended_s is None:
             entry.ended_s = self.network.now()
@@ -149,13 +145,16 @@ class Service(ABC):
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         call.body = await self._receive(request, entry)
         arrived_s = self.network.now()
-        route = self._route(call)
+        try:
+            route = self.route(call)
+        except (Refusal, ValueError, LookupError) as error:
+            wrong = self.render("json", _refusal_of(error))
+            route = Route("other", lambda call: wrong)
         entry.kind, entry.key, entry.bucket = route.kind, route.key, route.bucket
         struck = [rule.fault for rule in self._rules if rule.hits(entry)]
         fault = struck[0] if struck else Fault()
         network, profile = self.network, self.network.profile
         verdict = profile.first_byte(route.kind, new_connection=is_new, rng=network.rng)
-        entry.stalled = verdict.stalled
         if verdict.failed and not struck:
             fault = self.failure()
         if fault.redirect is not None:
@@ -173,16 +172,6 @@ class Service(ABC):
             return web.Response()
         return await self._send(request, entry, answer, fault)
 
-    def _route(self, call: Call) -> Route:
-        """Return the route of a call; an invalid call gets a route that answers with the error."""
-        try:
-            return self.route(call)
-        except Refusal as refusal:
-            answer = self.render("json", refusal)
-        except (ValueError, LookupError) as error:
-            answer = self.render("json", Refusal(400, f"Invalid request: {error!r}"))
-        return Route("other", lambda call: answer)
-
     def _answer(self, call: Call, route: Route, fault: Fault) -> Response:
         """Return the reply to a call. The call is not executed if a fault replaces the reply."""
         if fault.close_before:
@@ -199,16 +188,13 @@ class Service(ABC):
         try:
             self._admit(call, route)
             reply = route.act(call)
-            if isinstance(reply, Response):
-                return reply
-            n_items = 0
-            if route.kind in ("list", "change"):
-                n_items = sum(len(value) for value in reply.values() if isinstance(value, list))
-            return Response(200, dict(JSON), DataBody(json.dumps(reply).encode()), n_items)
-        except Refusal as refusal:
-            return self.render(route.style, refusal)
-        except (ValueError, LookupError) as error:  # an invalid value in the request
-            return self.render(route.style, Refusal(400, f"Invalid request: {error!r}"))
+        except (Refusal, ValueError, LookupError) as error:
+            return self.render(route.style, _refusal_of(error))
+        if isinstance(reply, Response):
+            return reply
+        rows = [value for value in reply.values() if isinstance(value, list)]
+        n_items = sum(map(len, rows)) if route.kind in ("list", "change") else 0
+        return Response(200, dict(JSON), json.dumps(reply).encode(), n_items)
 
     def _admit(self, call: Call, route: Route) -> None:
         if self._tokens is not None:
@@ -248,12 +234,10 @@ class Service(ABC):
         self, request: web.BaseRequest, entry: Request, answer: Response, fault: Fault
     ) -> web.StreamResponse:
         entry.status = answer.status
-        body: Body = (
-            SpoiltBody(answer.body, fault) if fault.long_by or fault.flip is not None else answer.body
-        )
+        body = spoilt(answer.body, fault) if fault.long_by or fault.flip is not None else answer.body
         has_body = request.method != "HEAD" and answer.status not in (204, 304)
         response = web.StreamResponse(status=answer.status, headers=answer.headers)
-        declared = max(body.size - fault.short_by, 0)
+        declared = max(len(body) - fault.short_by, 0)
         if not answer.is_chunked and answer.status != 204:
             response.content_length = declared
         stop = declared if fault.close_after is None else min(fault.close_after, declared)
@@ -285,7 +269,7 @@ class Service(ABC):
                         await network.sleep_until(network.now() + fault.stall_s)
                     else:
                         end = stall_after
-                data = body.read(sent, end)
+                data = body[sent:end]
                 if stream:
                     await network.through(link, stream, end)
                 # Updated before the write, so that the log is complete once the client has the whole reply.
@@ -307,6 +291,11 @@ class Service(ABC):
                 link.close(stream, network.now())
 
 
+def _refusal_of(error: Exception) -> Refusal:
+    """Return the error as a reply; any but a Refusal is about an invalid value in the request."""
+    return error if isinstance(error, Refusal) else Refusal(400, f"Invalid request: {error!r}")
+
+
 def _fault_answer(fault: Fault) -> Response:
     status = fault.status or 502
     text, kind = fault.body, "application/json; charset=UTF-8"
@@ -315,4 +304,4 @@ def _fault_answer(fault: Fault) -> Response:
         text, kind = text or page + "That's an error.</html>\n", "text/html; charset=UTF-8"
     elif text is None:
         text = Refusal(status, f"Simulated error {status}", fault.reason or "").to_json()
-    return Response(status, {"Content-Type": kind, **fault.headers}, DataBody(text.encode()))
+    return Response(status, {"Content-Type": kind, **fault.headers}, text.encode())

@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 
 class Body(Protocol):
-    """Bytes of a reply."""
+    """Bytes of a reply: `bytes`, a `memoryview` or a `FileBody`."""
 
-    @property
-    def size(self) -> int: ...
-    def read(self, start: int, stop: int) -> bytes | memoryview: ...
-
-
-@dataclass(frozen=True, slots=True)
-class DataBody:
-    """A body in memory."""
-
-    data: bytes | memoryview
-
-    @property
-    def size(self) -> int:
-        return len(self.data)
-
-    def read(self, start: int, stop: int) -> bytes | memoryview:
-        return memoryview(self.data)[start:stop]
-
-
-NO_BODY = DataBody(b"")
+    def __len__(self) -> int: ...
+    def __getitem__(self, span: slice, /) -> bytes | memoryview: ...
 
 
 class FileBody:
@@ -38,9 +19,13 @@ class FileBody:
 
     def __init__(self, path: Path, start: int, stop: int) -> None:
         self._fd = os.open(path, os.O_RDONLY)
-        self._start, self.size = start, stop - start
+        self._start, self._size = start, stop - start
 
-    def read(self, start: int, stop: int) -> bytes:
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, span: slice, /) -> bytes:
+        start, stop, _ = span.indices(self._size)
         data = os.pread(self._fd, stop - start, self._start + start)
         if len(data) < stop - start:
             raise ConnectionError("the file became shorter while it was served")
@@ -61,7 +46,7 @@ class Content:
     def body(self, start: int, stop: int) -> Body:
         if isinstance(self.data, Path):
             return FileBody(self.data, start, stop)
-        return DataBody(memoryview(self.data)[start:stop])
+        return memoryview(self.data)[start:stop]
 
     def content(self) -> bytes:
         return self.data.read_bytes() if isinstance(self.data, Path) else self.data

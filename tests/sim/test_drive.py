@@ -397,22 +397,6 @@ def test_too_many_creates_are_refused_and_create_nothing() -> None:
         assert ask_json(server, f"{V3}/{item_id}", "PATCH", {"name": "g"})["name"] == "g"
 
 
-def test_requested_and_not_sent_bytes_count_for_the_quota_of_a_file() -> None:
-    with DriveServer(quota=Quota(file_bytes=100.0)) as server:
-        ids = [server.put(name, b"x" * 60) for name in "abc"]
-
-        def get(item_id: str, given: str = "") -> Any:
-            headers = {"range": given} if given else {}
-            status, _, text = ask(server, f"{V3}/{item_id}?alt=media", **headers)
-            return status if status < 400 else json.loads(text)["error"]["errors"][0]["reason"]
-
-        assert [get(ids[0], "bytes=59-"), get(ids[0], "bytes=0-39")] == [206, 206]  # 60 and 40
-        assert get(ids[0], "bytes=0-0") == "downloadQuotaExceeded"
-        assert [get(ids[1]), get(ids[1], "bytes=-1"), get(ids[1], "bytes=0-38")] == [200, 206, 206]
-        gets = [get(ids[2], given) for given in ("", "bytes=0-", "bytes=0-9")]
-        assert gets == [200, "downloadQuotaExceeded", 206]
-
-
 # Ways to run
 
 

@@ -17,10 +17,9 @@ from cachedfs.sim.server import SimServer, command
 __all__ = ["DriveServer", "DriveService"]
 
 
-class DriveService(DriveApi):
-    """Simulated Google Drive with the commands of `DriveServer`."""
+class DriveCommands(DriveApi):
+    """The commands of `DriveServer` that make, change and show items."""
 
-    # Items
     def do_put(
         self, /, path: str, data: bytes, *, parent: str = "root", new: bool = False, **fields: Any
     ) -> str:
@@ -29,7 +28,7 @@ class DriveService(DriveApi):
         `new` always creates another file of this name. `fields` are fields of the API to set. `parent` is the id of
         the folder in which the path starts.
         """
-        folder, name = self._folders(path, parent)
+        folder, name = self._place(path, parent)
         known = [] if new else [i for i in self.items.named(folder, name) if i.head and not i.trashed]
         if not known:
             return self.do_add(name, data, parent=folder, **fields)
@@ -44,19 +43,18 @@ class DriveService(DriveApi):
 
     def do_folder(self, path: str, *, parent: str = "root") -> str:
         """Return the id of the folder at a path; create it if missing."""
-        folder, name = self._folders(path, parent)
-        return self._folder_in(folder, name)
+        return self._place(f"{path}/", parent)[0]
 
     def do_shortcut(self, path: str, target_id: str, *, parent: str = "root") -> str:
         """Create a shortcut and return its id. The target need not exist."""
-        folder, name = self._folders(path, parent)
+        folder, name = self._place(path, parent)
         item = self.items.make(name, SHORTCUT, [folder])
         item.fields["shortcutDetails"] = self.details(target_id)
         return item.id
 
     def do_document(self, path: str, text: str, *, parent: str = "root", mime: str = DOCUMENT) -> str:
         """Create a native document and return its id. It exports as this text in all formats."""
-        folder, name = self._folders(path, parent)
+        folder, name = self._place(path, parent)
         item = self.items.make(name, mime, [folder])
         item.text = text.encode()
         return item.id
@@ -139,6 +137,33 @@ class DriveService(DriveApi):
         """Delete an item, and everything in it, permanently."""
         self.items.remove(self._item(item_id))
 
+    def _item(self, item_id: str) -> Item:
+        item = self.items.get(item_id)
+        if item is None:
+            raise LookupError(f"no such item: {item_id}")
+        return item
+
+    def _place(self, path: str, parent: str, *, makes: bool = True) -> tuple[str, str]:
+        """Return the parent folder's id and the name of a path; make missing folders, or return "" for the id."""
+        *folders, name = path.split("/")
+        parent = self._item(parent).id
+        for folder in folders:
+            named = [
+                item for item in self.items.named(parent, folder) if item.mime == FOLDER and not item.trashed
+            ]
+            if not named and not makes:
+                return "", name
+            parent = (named[0] if named else self.items.make(folder, FOLDER, [parent])).id
+        return parent, name
+
+    def _all_at(self, path: str, parent: str) -> list[Item]:
+        """Return all items at a path, newest first, including those in the trash."""
+        return self.items.named(*self._place(path, parent, makes=False))
+
+
+class DriveService(DriveCommands):
+    """The simulated Google Drive, with all commands of `DriveServer`."""
+
     # Quotas and tokens
     def do_account(self, token: str, user: str, project: str = "project") -> None:
         """Charge requests with this token to this user and project instead of the default ones."""
@@ -192,38 +217,6 @@ class DriveService(DriveApi):
         """Accept only the first `n` bytes of each of the next `times` chunks of resumable uploads."""
         self.accepts = [n] * times
 
-    def _item(self, item_id: str) -> Item:
-        item = self.items.get(item_id)
-        if item is None:
-            raise LookupError(f"no such item: {item_id}")
-        return item
-
-    def _folders(self, path: str, parent: str) -> tuple[str, str]:
-        """Return the parent folder's id and the name of a path; create missing folders."""
-        *folders, name = path.split("/")
-        for folder in folders:
-            parent = self._folder_in(parent, folder)
-        return self._item(parent).id, name
-
-    def _folder_in(self, parent: str, name: str) -> str:
-        parent = self._item(parent).id
-        found = self._live_folder(parent, name)
-        return found.id if found else self.items.make(name, FOLDER, [parent]).id
-
-    def _live_folder(self, parent: str, name: str) -> Item | None:
-        found = [item for item in self.items.named(parent, name) if item.mime == FOLDER and not item.trashed]
-        return found[0] if found else None
-
-    def _all_at(self, path: str, parent: str) -> list[Item]:
-        """Return all items at a path, newest first, including those in the trash."""
-        *folders, name = path.split("/")
-        parent = self._item(parent).id
-        for folder in folders:
-            if (found := self._live_folder(parent, folder)) is None:
-                return []
-            parent = found.id
-        return self.items.named(parent, name)
-
 
 class DriveServer(SimServer):
     """A simulated Google Drive on a port of 127.0.0.1. See SimServer for the other parameters.
@@ -250,23 +243,23 @@ class DriveServer(SimServer):
         """Return the JSON of an OAuth client whose sign-ins go to this server, as Google's console makes it."""
         return client_json(self.endpoint_url)
 
-    put = command(DriveService.do_put)
-    add = command(DriveService.do_add)
-    folder = command(DriveService.do_folder)
-    shortcut = command(DriveService.do_shortcut)
-    document = command(DriveService.do_document)
-    share_drive = command(DriveService.do_share_drive)
-    share = command(DriveService.do_share)
-    limit = command(DriveService.do_limit)
-    publish = command(DriveService.do_publish)
-    shared_with_me = command(DriveService.do_shared_with_me)
-    fill = command(DriveService.do_fill)
-    get = command(DriveService.do_get)
-    find = command(DriveService.do_find)
-    item = command(DriveService.do_item)
-    edit = command(DriveService.do_edit)
-    trash = command(DriveService.do_trash)
-    remove = command(DriveService.do_remove)
+    put = command(DriveCommands.do_put)
+    add = command(DriveCommands.do_add)
+    folder = command(DriveCommands.do_folder)
+    shortcut = command(DriveCommands.do_shortcut)
+    document = command(DriveCommands.do_document)
+    share_drive = command(DriveCommands.do_share_drive)
+    share = command(DriveCommands.do_share)
+    limit = command(DriveCommands.do_limit)
+    publish = command(DriveCommands.do_publish)
+    shared_with_me = command(DriveCommands.do_shared_with_me)
+    fill = command(DriveCommands.do_fill)
+    get = command(DriveCommands.do_get)
+    find = command(DriveCommands.do_find)
+    item = command(DriveCommands.do_item)
+    edit = command(DriveCommands.do_edit)
+    trash = command(DriveCommands.do_trash)
+    remove = command(DriveCommands.do_remove)
     account = command(DriveService.do_account)
     api_key = command(DriveService.do_api_key)
     expire_tokens = command(DriveService.do_expire_tokens)

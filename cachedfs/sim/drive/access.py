@@ -64,7 +64,7 @@ class Access(OAuth):
         """Charge a request to its user and project. Raises Refusal if a quota is used up."""
         user, project = self._account(call)
         if whose := self.meter.charge(user, project, route.units, self.network.now()):
-            raise self._too_fast(whose)
+            raise _too_fast(whose)
         call.units = route.units
 
     def _account(self, call: Call) -> tuple[str, str]:
@@ -72,20 +72,21 @@ class Access(OAuth):
         user, project = self.accounts.get(token_of(call), ("user", "project"))
         return user, call.headers.get("x-goog-user-project", project)
 
-    def _too_fast(self, whose: str) -> Refusal:
-        if self.meter.quota.status == 403 and whose == "user":
-            return Refusal(403, "User Rate Limit Exceeded", "userRateLimitExceeded")
-        return Refusal(self.meter.quota.status, "Rate Limit Exceeded", "rateLimitExceeded")
-
     def _count_create(self, call: Call) -> None:
         if not self.meter.create(self._account(call)[0], self.network.now()):
-            raise self._too_fast("user")
+            raise _too_fast("user")
 
 
 def key_of(call: Call) -> str:
     """Return the API key of a caller without an account, "" for any other: a key beside a token is ignored."""
     given = call.query.get("key") or call.headers.get("x-goog-api-key", "")
     return "" if token_of(call) else given
+
+
+def _too_fast(whose: str) -> Refusal:
+    if whose == "user":
+        return Refusal(403, "User Rate Limit Exceeded", "userRateLimitExceeded")
+    return Refusal(403, "Rate Limit Exceeded", "rateLimitExceeded")
 
 
 def _login_required() -> Refusal:

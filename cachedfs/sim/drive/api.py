@@ -12,7 +12,7 @@ What is not in the table below does not exist (404). Differences from the docume
   by default do not expire. Items are owned by the account or by somebody else, and public or not.
 - Undocumented, chosen here: `alt=media` costs as much as a download. A minute of the quota is any 60 s, or one
   of the clock (`quota.py`). Each request of an upload is charged, but only
-  the first as an edit. An open-ended range is charged to a file's quota as the whole file. The changes feed has no
+  the first as an edit. The changes feed has no
   delay and its tokens never expire, unless a test sets that. Media is never compressed with gzip. Without an account
   a listing has only the children of public folders that the query names, and everything but reading files is 401.
   A caller sees nothing of a folder that it cannot list but what is shared with it. Public downloads of folders, and
@@ -34,7 +34,6 @@ from cachedfs.sim.drive.reading import query_of
 from cachedfs.sim.drive.writing import DriveWriting
 from cachedfs.sim.google import match_path
 from cachedfs.sim.messages import Call, Refusal, Response, Route
-from cachedfs.sim.stored_objects import DataBody
 
 # Method and path below /drive/v3/, kind of request, quota units, and function. The documentation does not say whether
 # `alt=media` is a download.
@@ -71,7 +70,10 @@ class DriveApi(DriveWriting, PublicDownloads):
             return Route("page", self._folder_page, key=call.query.get("id", ""), style="html")
         for pattern in ("/upload/drive/v3/files", "/upload/drive/v3/files/{item_id}"):
             if (found := match_path(pattern, call.path)) is not None:
-                return self._upload_route(call, **found)
+                item_id = found.get("item_id")
+                if "upload_id" not in call.query and call.method != ("PATCH" if item_id else "POST"):
+                    return Route("other", _no_such_address)
+                return self.upload_route(call, partial(self._begin_upload, call, item_id), units=50)
         if call.path.startswith("/drive/v3/"):
             return self._api_route(call, call.path.removeprefix("/drive/v3/"))
         if call.path.startswith("/drive/v2/"):
@@ -101,18 +103,8 @@ class DriveApi(DriveWriting, PublicDownloads):
             return query.parents[0] if query and query.parents else ""
         return ""
 
-    def _upload_route(self, call: Call, item_id: str | None = None) -> Route:
-        upload_id = call.query.get("upload_id")
-        if upload_id is not None:
-            key = self.uploads[upload_id].item_id if upload_id in self.uploads else ""
-            return Route("upload", lambda call: self._resume(upload_id, call), key=key)
-        if call.method != ("POST" if item_id is None else "PATCH"):
-            return Route("other", _no_such_address)
-        upload, data = self._new_upload(call, item_id)
-        return Route("upload", lambda _: self._upload(upload, data), key=upload.item_id, units=50)
-
 
 def _no_such_address(call: Call) -> Response:
     """Return the 404 page of Google's front end, which is not in the API's error format."""
     page = "<!DOCTYPE html>\n<html><title>Error 404 (Not Found)!!1</title><p><b>404.</b> That's an error.</html>\n"
-    return Response(404, {"Content-Type": "text/html; charset=UTF-8"}, DataBody(page.encode()))
+    return Response(404, {"Content-Type": "text/html; charset=UTF-8"}, page.encode())

@@ -81,37 +81,16 @@ class ItemChange:
     left: bool = False  # the item left this shared drive; shown only in that drive's feed
 
 
-class Items:
-    """All items of one account, indexed by parent and name."""
+class Tree:
+    """Items by id, by folder, and by name in a folder."""
 
-    def __init__(self, seed: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self.change_delay_s = clock, 0.0
-        self._first_token = 1  # smaller tokens are rejected
-        self._rng, self._ms, self._n_changes = random.Random(seed), 0, 0
+    def __init__(self) -> None:
+        self.root = ""  # the id of My Drive
         self._items: dict[str, Item] = {}
         # Invariant: both indexes contain an item under each of its parents, and nowhere else.
         self._children: dict[str, dict[str, Item]] = {}
         self._names: dict[str, dict[str, list[Item]]] = {}
-        self._changes: dict[str, ItemChange] = {}  # Invariant: in order of the change numbers
-        self.drives: dict[str, str] = {}  # id -> name of shared drives
-        self.foreign: set[str] = set()  # ids of shared drives of which the account is not a member
-        self.limited: set[str] = set()  # ids of folders that the account sees and cannot open
-        self.root = "0A" + self.new_id()[:12] + "Uk9PVA"
-        now = self.tick()
-        self._insert(Item(self.root, "My Drive", FOLDER, [], now, now))
 
-    def new_id(self) -> str:
-        return "1" + base64.urlsafe_b64encode(self._rng.randbytes(24)).decode()
-
-    def tick(self) -> int:
-        """Return the current time in ms, larger than every earlier result.
-
-        So no two writes have the same time.
-        """
-        self._ms = max(self._ms + 1, time.time_ns() // 1_000_000)
-        return self._ms
-
-    # Queries
     def get(self, item_id: str) -> Item | None:
         """Return the item with this id or alias ("root"), None if there is none."""
         return self._items.get(self.root if item_id == "root" else item_id)
@@ -133,6 +112,73 @@ class Items:
 
     def is_in(self, item: Item, folder_id: str) -> bool:
         return (self.root if folder_id == "root" else folder_id) in item.parents
+
+    def real(self, parents: list[str]) -> list[str]:
+        """Return the ids of these folders with aliases resolved. Raises LookupError if one is missing."""
+        found = [self.get(parent) for parent in parents]
+        if missing := [parent for parent, item in zip(parents, found, strict=True) if item is None]:
+            raise LookupError(f"no such folder: {missing[0]}")
+        return [item.id for item in found if item]
+
+    def _above(self, item_id: str) -> Iterator[str]:
+        yield item_id
+        for parent in self._items[item_id].parents:
+            yield from self._above(parent)
+
+    def _insert(self, item: Item) -> None:
+        self._items[item.id] = item
+        self._link(item)
+        item.drive_id = self._drive_of(item) or item.drive_id
+
+    def _drive_of(self, item: Item) -> str | None:
+        return self._items[item.parents[0]].drive_id if item.parents else None
+
+    def _enter(self, item: Item, drive_id: str | None) -> None:
+        """Move an item and its descendants into a shared drive, or out of any."""
+        if item.drive_id != drive_id:
+            item.drive_id = drive_id
+            for child in self.children(item.id):
+                self._enter(child, drive_id)
+
+    def _link(self, item: Item) -> None:
+        for parent in item.parents:
+            self._children.setdefault(parent, {})[item.id] = item
+            self._names.setdefault(parent, {}).setdefault(item.name.lower(), []).append(item)
+
+    def _unlink(self, item: Item) -> None:
+        for parent in item.parents:
+            del self._children[parent][item.id]
+            self._names[parent][item.name.lower()].remove(item)
+
+
+class Items(Tree):
+    """All items of one account: what it sees of them, their changes, and how they are changed."""
+
+    def __init__(self, seed: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock, self.change_delay_s = clock, 0.0
+        self._first_token = 1  # smaller tokens are rejected
+        self._rng, self._ms, self._n_changes = random.Random(seed), 0, 0
+        self._changes: dict[str, ItemChange] = {}  # Invariant: in order of the change numbers
+        self.drives: dict[str, str] = {}  # id -> name of shared drives
+        self.foreign: set[str] = set()  # ids of shared drives of which the account is not a member
+        self.limited: set[str] = set()  # ids of folders that the account sees and cannot open
+        self.root = "0A" + self.new_id()[:12] + "Uk9PVA"
+        now = self.tick()
+        self._insert(Item(self.root, "My Drive", FOLDER, [], now, now))
+
+    def new_id(self) -> str:
+        return "1" + base64.urlsafe_b64encode(self._rng.randbytes(24)).decode()
+
+    def tick(self) -> int:
+        """Return the current time in ms, larger than every earlier result.
+
+        So no two writes have the same time.
+        """
+        self._ms = max(self._ms + 1, time.time_ns() // 1_000_000)
+        return self._ms
+
+    # Queries
 
     def is_trashed(self, item: Item) -> bool:
         """Return True if an item, or every folder that contains it, is in the trash."""
@@ -174,15 +220,10 @@ class Items:
         """
         if first is not None and not self._first_token <= first <= self._n_changes + 1:
             raise ValueError(f"no such token: {first}")
-        out, resume, seen_s = list[ItemChange](), self._n_changes + 1, self._clock() - self.change_delay_s
-        for change in reversed(self._changes.values()):
-            if change.noted_s > seen_s:
-                resume = change.number
-            elif first is None or change.number < first:
-                break
-            else:
-                out.append(change)
-        return out[::-1], max(resume, first or self._first_token)
+        seen_s, noted = self._clock() - self.change_delay_s, self._changes.values()
+        end = next((change.number for change in noted if change.noted_s > seen_s), self._n_changes + 1)
+        out = [] if first is None else [change for change in noted if first <= change.number < end]
+        return out, max(end, first or self._first_token)
 
     def reject_tokens(self) -> None:
         self._n_changes += 1
@@ -224,8 +265,6 @@ class Items:
                     self.move(item, value)
                 case "trashed":
                     item.trashed = value
-                case "createdTime":
-                    item.created_ms = _to_ms(value)
                 case "modifiedTime":
                     item.modified_ms = _to_ms(value)
                 case "capabilities":
@@ -301,43 +340,6 @@ class Items:
                 item = self.make(path.name, mime, [parent_id])
                 self.write(item, path, seen.st_size)
                 item.modified_ms = seen.st_mtime_ns // 1_000_000
-
-    def real(self, parents: list[str]) -> list[str]:
-        """Return the ids of these folders with aliases resolved. Raises LookupError if one is missing."""
-        found = [self.get(parent) for parent in parents]
-        if missing := [parent for parent, item in zip(parents, found, strict=True) if item is None]:
-            raise LookupError(f"no such folder: {missing[0]}")
-        return [item.id for item in found if item]
-
-    def _above(self, item_id: str) -> Iterator[str]:
-        yield item_id
-        for parent in self._items[item_id].parents:
-            yield from self._above(parent)
-
-    def _insert(self, item: Item) -> None:
-        self._items[item.id] = item
-        self._link(item)
-        item.drive_id = self._drive_of(item) or item.drive_id
-
-    def _drive_of(self, item: Item) -> str | None:
-        return self._items[item.parents[0]].drive_id if item.parents else None
-
-    def _enter(self, item: Item, drive_id: str | None) -> None:
-        """Move an item and its descendants into a shared drive, or out of any."""
-        if item.drive_id != drive_id:
-            item.drive_id = drive_id
-            for child in self.children(item.id):
-                self._enter(child, drive_id)
-
-    def _link(self, item: Item) -> None:
-        for parent in item.parents:
-            self._children.setdefault(parent, {})[item.id] = item
-            self._names.setdefault(parent, {}).setdefault(item.name.lower(), []).append(item)
-
-    def _unlink(self, item: Item) -> None:
-        for parent in item.parents:
-            del self._children[parent][item.id]
-            self._names[parent][item.name.lower()].remove(item)
 
     def _note(self, item: Item, *, left: str | None = None) -> None:
         self._n_changes += 1

@@ -24,7 +24,6 @@ from cachedfs.sim.drive.fields import ME
 from cachedfs.sim.messages import Call, Refusal, Response, Route, unauthorized
 from cachedfs.sim.network import Network
 from cachedfs.sim.service import Service
-from cachedfs.sim.stored_objects import DataBody
 
 _CLIENT_ID, _CLIENT_SECRET, _APP = "1-sim.apps.googleusercontent.com", "GOCSPX-sim", "My cachedfs"
 _SCOPES = {  # of Drive, as the consent page words them
@@ -214,4 +213,4 @@ def _check_client(form: Mapping[str, str]) -> None:
 
 
 def _page(body: str) -> Response:
-    return Response(200, {"Content-Type": "text/html; charset=UTF-8"}, DataBody(_PAGE.format(body).encode()))
+    return Response(200, {"Content-Type": "text/html; charset=UTF-8"}, _PAGE.format(body).encode())

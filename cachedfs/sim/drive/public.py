@@ -16,9 +16,9 @@ from urllib.parse import quote, urlencode
 
 from cachedfs.sim.drive.items import FOLDER, Item
 from cachedfs.sim.drive.reading import DriveReading, can
+from cachedfs.sim.google import ranged
 from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.network import Network
-from cachedfs.sim.stored_objects import DataBody
 
 _SIGN_IN = "https://accounts.google.com/ServiceLogin"
 # The part of a link that names the editor of a document.
@@ -27,9 +27,6 @@ _EDITORS |= {
     "application/vnd.google-apps.spreadsheet": "spreadsheets",
     "application/vnd.google-apps.form": "forms",
 }
-_USED_UP = (
-    "Too many users have viewed or downloaded this file recently. Please try accessing the file again later."
-)
 
 
 class PublicDownloads(DriveReading):
@@ -64,8 +61,7 @@ class PublicDownloads(DriveReading):
             "Last-Modified": formatdate(item.modified_ms // 1000, usegmt=True),
             "Date": formatdate(usegmt=True),
         }
-        answer = self._sent(call, item, item.head, headers)
-        return answer or _page(200, "Google Drive - Quota exceeded", _USED_UP)  # with this status
+        return ranged(call, headers, item.head)
 
     def _folder_page(self, call: Call) -> Response:
         """Return the page that shows what is in a public folder, for embedding into other pages."""
@@ -124,7 +120,7 @@ def _page(status: int, title: str, body: str = "", headers: Mapping[str, str] = 
     text = (
         f"<!DOCTYPE html>\n<html><head><title>{title}</title></head><body>\n{body or title}\n</body></html>\n"
     )
-    return Response(status, {"Content-Type": "text/html; charset=utf-8", **headers}, DataBody(text.encode()))
+    return Response(status, {"Content-Type": "text/html; charset=utf-8", **headers}, text.encode())
 
 
 def _attachment(name: str) -> str:

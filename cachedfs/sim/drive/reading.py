@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cachedfs.sim.drive.access import Access, key_of
 from cachedfs.sim.drive.fields import FIELDS, ME, show
 from cachedfs.sim.drive.items import DOCUMENT, EXPORTS, Item, ItemChange, Items, Revision, rfc3339
-from cachedfs.sim.drive.query import Mask, Query, QueryParser, parse_mask, project
+from cachedfs.sim.drive.query import Mask, Query, parse_mask, parse_query, project
 from cachedfs.sim.google import ranged
 from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.network import Network
-from cachedfs.sim.stored_objects import DataBody
 
 _N_PAGES = 2000  # number of valid page tokens; older ones are rejected
 # Fields of a reply without the parameter `fields`.
@@ -28,25 +26,13 @@ _CHANGES = parse_mask(
 _CHANGES = {**_CHANGES, "changes": {**_CHANGES["changes"], "file": _FILE}}
 
 
-@dataclass(slots=True)
-class _Page:
-    """A page of a listing: the candidates from when it started, filtered as pages are requested."""
+class _Page(NamedTuple):
+    """A page of a listing, whose items were found when it began."""
 
     asked: tuple[str | None, ...]
-    candidates: list[Item]
-    matches: Callable[[Item], bool]
-    start: int = 0  # index of the first candidate for this page
+    found: list[Item]
+    start: int = 0  # index of the first item of this page
     number: int = 0
-
-    def read(self, limit: int) -> tuple[list[Item], _Page | None]:
-        """Return the matches on this page, and the next page."""
-        found: list[Item] = []
-        for i in range(self.start, len(self.candidates)):
-            if self.matches(self.candidates[i]):
-                if len(found) == limit:
-                    return found, replace(self, start=i, number=self.number + 1)
-                found.append(self.candidates[i])
-        return found, None
 
 
 class DriveReading(Access):
@@ -103,15 +89,16 @@ class DriveReading(Access):
             raise invalid("pageToken")
         if self.short_page is not None:
             limit = min(limit, self.short_page) if page.number % 2 else 0
-        found, rest = page.read(limit)
+        end = page.start + limit
         out: dict[str, Any] = {"kind": "drive#fileList", "incompleteSearch": False}
-        if rest is not None:
+        if end < len(page.found):
             out["nextPageToken"] = token = f"~!!~{uuid.uuid4().hex}"
-            self._pages[token] = rest
+            self._pages[token] = page._replace(start=end, number=page.number + 1)
             if len(self._pages) > _N_PAGES:
                 del self._pages[next(iter(self._pages))]
         if not mask or "files" in mask:
-            out["files"] = list(map(self._shows(call, mask.get("files", {})), found))
+            there = [item for item in page.found[page.start : end] if self.items.get(item.id) is item]
+            out["files"] = list(map(self._shows(call, mask.get("files", {})), there))
         return project(out, {name: {} for name in mask})
 
     def _first_page(self, call: Call, asked: tuple[str | None, ...]) -> _Page:
@@ -127,12 +114,12 @@ class DriveReading(Access):
         def is_listed(item: Item) -> bool:
             is_here = item.drive_id == drive_id if drive_id else wants or not item.drive_id
             is_seen = is_here and items.is_visible(item, is_reader=is_reader) and item.id not in tops
-            return is_seen and items.get(item.id) is item and (query is None or query.matches(items, item))
+            return is_seen and (query is None or query.matches(items, item))
 
-        candidates = self._candidates(call, query)
+        found = list(filter(is_listed, self._candidates(call, query)))
         if call.query.get("orderBy"):
-            candidates.sort(key=lambda item: item.name.lower())
-        return _Page(asked, candidates, is_listed)
+            found.sort(key=lambda item: item.name.lower())
+        return _Page(asked, found)
 
     def _candidates(self, call: Call, query: Query | None) -> list[Item]:
         """Return a small superset of the matching items. Uses the index of names if the query has a name."""
@@ -168,21 +155,7 @@ class DriveReading(Access):
             raise Refusal(403, "This file cannot be downloaded by the user.", "cannotDownloadFile")
         _check_abuse(call, item)
         headers = {"Content-Type": revision.mime, "Content-Disposition": "attachment"}
-        answer = self._sent(call, item, revision, headers)
-        if answer is None:
-            text = "The download quota for this file has been exceeded."
-            raise Refusal(403, text, "downloadQuotaExceeded")
-        return answer
-
-    def _sent(self, call: Call, item: Item, revision: Revision, headers: dict[str, str]) -> Response | None:
-        """Return the bytes that a call asks for, or None if the quota of the file is used up.
-
-        Ranges within what is left of it still succeed; one without an end counts as the whole file.
-        """
-        answer = ranged(call, headers, revision)
-        is_open = call.headers.get("range", "").endswith("-")
-        n_bytes = revision.size if is_open else answer.body.size
-        return answer if self.meter.download(item.id, n_bytes, self.network.now()) else None
+        return ranged(call, headers, revision)
 
     def _revisions(self, call: Call, item_id: str) -> dict[str, Any]:
         item = self._need(call, item_id, in_any_drive=True)
@@ -202,7 +175,7 @@ class DriveReading(Access):
             raise Refusal(400, text, "badRequest", location="convertTo")
         # Drive starts plain text exports of documents, but of no other type, with a byte order mark.
         mark = b"\xef\xbb\xbf" if (item.mime, mime) == (DOCUMENT, "text/plain") else b""
-        return Response(200, {"Content-Type": mime}, DataBody(mark + item.text))
+        return Response(200, {"Content-Type": mime}, mark + item.text)
 
     # Changes
     def _start_token(self, call: Call) -> dict[str, Any]:
@@ -288,7 +261,7 @@ def _may_read_revisions(call: Call, item: Item) -> bool:
 def query_of(call: Call) -> Query | None:
     text = call.query.get("q")
     try:
-        return QueryParser(text).whole() if text else None
+        return parse_query(text) if text else None
     except (ValueError, LookupError) as error:
         raise invalid("q") from error
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cachedfs.sim.drive.items import BINARY, FOLDER, Item
-from cachedfs.sim.drive.reading import DriveReading, can, forbidden, invalid
-from cachedfs.sim.google import split_related, take_chunk
+from cachedfs.sim.drive.reading import DriveReading, can, forbidden
+from cachedfs.sim.google import Uploads, UploadSession
 from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.network import Network
 
@@ -19,27 +17,12 @@ _WRITABLE |= {"modifiedTime", "folderColorRgb", "originalFilename", "writersCanS
 _WRITABLE |= {"copyRequiresWriterPermission"}
 
 
-@dataclass(slots=True)
-class DriveUpload:
-    """An upload in progress, of a new item if `is_new`."""
-
-    call: Call  # the request that started it
-    item_id: str
-    is_new: bool
-    fields: dict[str, Any]
-    mime: str
-    data: bytearray = field(default_factory=bytearray)
-    result: Item | None = None
-
-
-class DriveWriting(DriveReading):
+class DriveWriting(DriveReading, Uploads):
     """Answers all requests that change something."""
 
     def __init__(self, network: Network, folder: Path | None = None) -> None:
         super().__init__(network, folder)
-        self.uploads: dict[str, DriveUpload] = {}
         self._reserved: set[str] = set()  # ids issued by generateIds
-        self.accepts: list[int] = []  # byte limits of the next chunks of uploads
 
     # New items
     def _generate_ids(self, call: Call) -> dict[str, Any]:
@@ -71,12 +54,12 @@ class DriveWriting(DriveReading):
         return self._file(call, item)
 
     def _new_item(self, call: Call, item_id: str, given: Mapping[str, Any], mime: str) -> Item:
-        parents = self._may_create(call, item_id, given, mime)
+        parents = self._may_create(call, item_id, given)
         if call.query.get("uploadType") != "resumable":  # those are counted when they begin
             self._count_create(call)
         return self.items.make(given.get("name") or "Untitled", mime, parents, item_id=item_id)
 
-    def _may_create(self, call: Call, item_id: str, given: Mapping[str, Any], mime: str) -> list[str]:
+    def _may_create(self, call: Call, item_id: str, given: Mapping[str, Any]) -> list[str]:
         """Return the parent of a new item. Raises Refusal if it may not be created."""
         if self.items.get(item_id):
             raise Refusal(409, "A file already exists with the provided ID.", "fileIdInUse")
@@ -100,55 +83,33 @@ class DriveWriting(DriveReading):
         return out | ({"targetResourceKey": key} if key else {})
 
     # Uploads
-    def _new_upload(self, call: Call, item_id: str | None) -> tuple[DriveUpload, bytes]:
-        """Return the upload that a request starts, and the bytes in the request. `item_id` is None for a new item."""
-        kind, data = call.query.get("uploadType"), b""
-        if kind == "multipart":
-            given, mime, data = split_related(call)
-        elif kind == "resumable":
-            given, mime = call.json(), call.headers.get("x-upload-content-type")
-        else:
-            raise invalid("uploadType", "Only the upload types multipart and resumable are simulated.")
-        mime = given.get("mimeType") or mime or BINARY
-        id = item_id or given.get("id") or self.items.new_id()
-        return DriveUpload(call, id, item_id is None, given, mime), data
+    def _begin_upload(
+        self, call: Call, item_id: str | None, fields: dict[str, Any], kind: str | None
+    ) -> UploadSession:
+        """Return the upload that a request begins. `item_id` is None for a new item."""
+        id = item_id or fields.get("id") or self.items.new_id()
+        return UploadSession(
+            call, id, fields, fields.get("mimeType") or kind or BINARY, is_new=item_id is None
+        )
 
-    def _upload(self, upload: DriveUpload, data: bytes) -> Response | dict[str, Any]:
-        call = upload.call
-        if call.query["uploadType"] == "multipart":
-            return self._file(call, self._save(upload, data))
+    def check(self, upload: UploadSession) -> None:
         if upload.is_new:
-            self._may_create(call, upload.item_id, upload.fields, upload.mime)
-            self._count_create(call)
+            self._may_create(upload.call, upload.key, upload.fields)
+            self._count_create(upload.call)
         else:
-            self._may_edit(call, upload.item_id, is_content=True)
-        upload_id = uuid.uuid4().hex
-        self.uploads[upload_id] = upload
-        at = f"http://{call.host}{call.path}?uploadType=resumable&upload_id={upload_id}"
-        return Response(200, {"Location": at, "X-GUploader-UploadID": upload_id})
+            self._may_edit(upload.call, upload.key, is_content=True)
 
-    def _save(self, upload: DriveUpload, data: bytes) -> Item:
-        call, given = upload.call, upload.fields
+    def save(self, upload: UploadSession, data: bytes) -> dict[str, Any]:
+        call, given, kind = upload.call, upload.fields, upload.kind or BINARY
         if upload.is_new:
-            item = self._new_item(call, upload.item_id, given, upload.mime)
+            item = self._new_item(call, upload.key, given, kind)
             self.items.write(item, data, len(data))
             self._apply(item, given)
         else:
-            item = self._may_edit(call, upload.item_id, is_content=True)
-            self.items.write(item, data, len(data), upload.mime)
+            item = self._may_edit(call, upload.key, is_content=True)
+            self.items.write(item, data, len(data), kind)
             self._revise(call, item, given)
-        return item
-
-    def _resume(self, upload_id: str, call: Call) -> Response | dict[str, Any]:
-        upload = self.uploads.get(upload_id)
-        if upload is None:
-            raise Refusal(404, "The upload session is unknown or has expired.", "notFound")
-        if upload.result is None:
-            total = take_chunk(upload.data, call, self.accepts.pop() if call.body and self.accepts else None)
-            if total != len(upload.data):
-                return Response(308, {"Range": f"bytes=0-{len(upload.data) - 1}"} if upload.data else {})
-            upload.result = self._save(upload, bytes(upload.data))
-        return self._file(upload.call, upload.result)
+        return self._file(call, item)
 
     # Changes
     def _may_edit(self, call: Call, item_id: str, *, is_content: bool = False) -> Item:

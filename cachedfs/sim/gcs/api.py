@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from urllib.parse import unquote
 
-from cachedfs.sim.gcs.writing import GCSWriting, begin
+from cachedfs.sim.gcs.writing import GCSWriting
 from cachedfs.sim.google import match_path
 from cachedfs.sim.messages import Call, Refusal, Route
 
@@ -64,7 +64,7 @@ class GCSService(GCSWriting):
         if conditions and not (is_xml and conditions == ["if-match"]):
             raise Refusal(501, "The simulation has preconditions in parameters, and If-Match in the XML API.")
         if found := match_path("/upload/storage/v1/b/{bucket}/o", call.path):
-            return self._upload_route(call, **found)
+            return self.upload_route(call, partial(self._begin_upload, call, found["bucket"]))
         is_media = call.query.get("alt") == "media" or call.path.startswith("/download/")
         for method, pattern, kind, name in _ROUTES:
             found = match_path(pattern, call.path)
@@ -74,14 +74,6 @@ class GCSService(GCSWriting):
         if not is_xml:
             raise Refusal(404, "Not Found")
         return self._xml_route(call)
-
-    def _upload_route(self, call: Call, bucket: str) -> Route:
-        if "upload_id" in call.query:
-            upload = self.uploads.get(call.query["upload_id"])
-            key = upload.key if upload else ""
-            return Route("upload", lambda call: self._resume(upload, call), bucket, key)
-        upload, data = begin(bucket, call)
-        return Route("upload", lambda call: self._upload(upload, data, call), bucket, upload.key)
 
     def _xml_route(self, call: Call) -> Route:
         bucket, _, key = (unquote(part) for part in call.path.removeprefix("/").partition("/"))

@@ -13,7 +13,6 @@ from cachedfs.sim.gcs.store import Page, SimObject, Store, list_page
 from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.network import Network
 from cachedfs.sim.service import Service
-from cachedfs.sim.stored_objects import DataBody
 
 _NO_BUCKET = "The specified bucket does not exist."
 _XML_CODES = {400: "InvalidArgument", 401: "AuthenticationRequired", 403: "AccessDenied"}
@@ -34,7 +33,7 @@ class GCSReading(Service):
     def render(self, style: str, refusal: Refusal) -> Response:
         status, headers = refusal.status, refusal.headers
         if style == "text":
-            return Response(status, {**TEXT, **headers}, DataBody(refusal.message.encode()))
+            return Response(status, {**TEXT, **headers}, refusal.message.encode())
         if style == "json":
             return super().render(style, refusal)
         code = "NoSuchBucket" if refusal.message == _NO_BUCKET else "NoSuchKey"

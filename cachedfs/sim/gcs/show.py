@@ -14,7 +14,6 @@ from xml.sax.saxutils import escape
 from cachedfs.sim.gcs.store import SimObject
 from cachedfs.sim.google import ranged
 from cachedfs.sim.messages import Call, Response
-from cachedfs.sim.stored_objects import DataBody
 
 _XML = {"Content-Type": "application/xml; charset=UTF-8"}
 # Editable properties of an object: name in the JSON API -> header in the XML API.
@@ -66,13 +65,13 @@ def media_answer(stored: SimObject, call: Call) -> Response:
         if not keep and "gzip" not in call.headers.get("accept-encoding", ""):
             del headers["Content-Encoding"], headers["Accept-Ranges"]
             headers["Warning"] = "214 UploadServer gunzipped"
-            return Response(200, headers, DataBody(gzip.decompress(stored.content())), 0, True)
+            return Response(200, headers, gzip.decompress(stored.content()), 0, True)
     return ranged(call, headers, stored)
 
 
 def xml(root: str, rows: Any, status: int = 200, headers: Mapping[str, str] = {}) -> Response:
     text = f"<?xml version='1.0' encoding='UTF-8'?><{root}>{_xml_rows(rows)}</{root}>"
-    return Response(status, {**_XML, **headers}, DataBody(text.encode()))
+    return Response(status, {**_XML, **headers}, text.encode())
 
 
 def _xml_rows(rows: Mapping[str, Any]) -> str:
