@@ -254,9 +254,9 @@ def test_callers_with_other_rights_do_not_share_a_lookup(cloud):
     cloud.put("a", data)
     tokens = [Refused("bad"), Credentials("good")]
     options = {"endpoint_url": cloud.server.endpoint_url}
-    asking_thread = [make(max_age=0.001, gs={**options, "token": token}) for token in tokens]
+    both = [make(max_age=0.001, gs={**options, "token": token}) for token in tokens]
     try:
-        refused, got = asyncio.run(at_once(*asking_thread))
+        refused, got = asyncio.run(at_once(*both))
     finally:
         cloud.server.require_no_token()
     assert isinstance(refused, AccessDenied)

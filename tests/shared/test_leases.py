@@ -17,7 +17,7 @@ import pytest
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.common.types import Range
-from cachedfs.shared import gatherer, leases, read_leases
+from cachedfs.shared import gatherer, leases
 from cachedfs.shared.leases import Leases, lease_of
 from cachedfs.shared.shared_folder import ALONE, SharedFolder
 from tests.shared.conftest import lease_on, leave, place_of, reading, version_of
@@ -96,19 +96,6 @@ NAME = lease_of("0a" * 16, 5)
 
 def leases_of(folder, node):
     return Leases(folder, lambda: node)
-
-
-def test_one_node_has_a_lease_until_it_is_released(ours, theirs):
-    assert ours.take([NAME])
-    assert ours.take([NAME])  # for another read of this process
-    assert not ours.is_awaited()
-    assert not theirs.take([NAME])
-    assert ours.is_awaited()
-    assert not ours.is_awaited()
-    theirs.release(NAME)  # not theirs
-    assert not theirs.take([NAME])
-    ours.release(NAME)
-    assert theirs.take([NAME])
 
 
 def test_a_lease_expires_by_the_clock_of_the_folder_unless_it_is_renewed(folder, ours, theirs, clock):
@@ -202,27 +189,6 @@ def test_processes_with_one_local_cache_are_one_node(tmp_path, folder):
     assert first.name == second.name != other.name
     both = [Leases(folder, lambda each=each: each.name) for each in (first, second)]
     assert [each.is_alone() for each in both * 2] == [True] * 4
-
-
-def test_all_processes_of_a_node_learn_of_another_one(folder):
-    first, second = leases_of(folder, "ours"), leases_of(folder, "ours")
-    assert first.is_alone()
-    assert second.is_alone()
-    folder.wait_for_others()
-    assert not first.is_alone()
-    assert not second.is_alone()
-
-
-def test_threads_that_look_around_at_once_do_not_miss_another_node(folder, monkeypatch):
-    place = place_of(folder.folder)
-    ours, found = leases_of(place, "ours"), []
-    assert ours.is_alone()
-    folder.wait_for_others()
-    thread, remove = threading.Thread(target=lambda: found.append(ours.is_alone())), place.remove
-    monkeypatch.setattr(place, "remove", lambda name: thread.start() or remove(name))
-    assert not ours.is_alone()
-    thread.join()
-    assert found == [False]
 
 
 def test_a_node_that_ends_leaves_the_file_of_another_one(folder, ours, theirs):
@@ -347,17 +313,3 @@ def test_there_is_no_lease_on_what_will_not_be_put_there(origin, node, shared, t
 
     monkeypatch.setattr(Leases, "take", never)
     assert fs.cat_file("b/k") == data
-
-
-def test_many_leases_are_taken_in_calls_that_a_slow_folder_answers_in_time(origin, node, folder, monkeypatch):
-    """A call that takes longer than 2 s means that the folder does not answer."""
-    folder.set_node_alone("another")
-    sizes, take = [], Leases.take
-    monkeypatch.setattr(read_leases, "AT_ONCE", 4)
-    monkeypatch.setattr(Leases, "take", lambda self, names: sizes.append(len(names)) or take(self, names))
-    data = {f"b/{i}": origin.put(f"b/{i}", noise(5000, i)) for i in range(40)}
-    fs = node("a")
-    fs.find("b")
-    assert fs.cat(list(data)) == data
-    assert sum(sizes) == 40
-    assert max(sizes) == 4
