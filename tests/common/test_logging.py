@@ -87,6 +87,7 @@ def test_requests_of_drive_are_lines_too(drive, request_lines):
     [
         ("https://me:word@host:1/a/b?sig=x#part", "https://host:1/a/b"),
         ("cachedfs::gs://bucket/a?b#1.txt", "cachedfs::gs://bucket/a?b#1.txt"),
+        ("bucket/what?", "bucket/what?"),
         ("zip://報告：一/x.txt", "zip://報告：一/x.txt"),
     ],
 )

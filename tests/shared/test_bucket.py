@@ -309,9 +309,11 @@ def test_a_lease_is_created_by_one_node_only_and_expires(bucket, monkeypatch):
         assert ours.take([NAME])
 
 
-def test_a_misspelled_bucket_is_named_once(filled, node, cloud, caplog):
+@pytest.mark.parametrize("where", ["cloud", "s3"])
+def test_a_misspelled_bucket_is_named_once(filled, node, request, caplog, where):
     data = filled(n=4)
-    read_all(node("a", shared_cache="gs://no-such-bucket/shared"), data)
+    protocol = request.getfixturevalue(where).protocol
+    read_all(node("a", shared_cache=f"{protocol}://no-such-bucket/shared"), data)
     leave()
     [message] = quiet(caplog)
     assert "no-such-bucket" in message

@@ -17,7 +17,7 @@ import pytest
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.common.types import Range
-from cachedfs.shared import gatherer, leases
+from cachedfs.shared import gatherer, leases, read_leases
 from cachedfs.shared.leases import Leases, lease_of
 from cachedfs.shared.shared_folder import ALONE, SharedFolder
 from tests.shared.conftest import lease_on, leave, place_of, reading, version_of
@@ -313,3 +313,17 @@ def test_there_is_no_lease_on_what_will_not_be_put_there(origin, node, shared, t
 
     monkeypatch.setattr(Leases, "take", never)
     assert fs.cat_file("b/k") == data
+
+
+def test_many_leases_are_taken_in_calls_that_a_slow_folder_answers_in_time(origin, node, folder, monkeypatch):
+    """A call that takes longer than 2 s means that the folder does not answer."""
+    folder.set_node_alone("another")
+    sizes, take = [], Leases.take
+    monkeypatch.setattr(read_leases, "AT_ONCE", 4)
+    monkeypatch.setattr(Leases, "take", lambda self, names: sizes.append(len(names)) or take(self, names))
+    data = {f"b/{i}": origin.put(f"b/{i}", noise(5000, i)) for i in range(40)}
+    fs = node("a")
+    fs.find("b")
+    assert fs.cat(list(data)) == data
+    assert sum(sizes) == 40
+    assert max(sizes) == 4
