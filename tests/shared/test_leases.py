@@ -170,6 +170,19 @@ def test_a_node_is_alone_until_another_one_begins_and_again_half_a_minute_later(
     assert theirs.is_alone()
 
 
+def test_a_node_that_is_alone_looks_for_others_while_it_reads(origin, node, folder, monkeypatch):
+    monkeypatch.setattr(read_leases, "LOOK_S", 0.0)
+    data = {f"b/{i}": origin.put(f"b/{i}", noise(5000, i)) for i in range(2)}
+    fs = node("a")
+    fs.find("b")
+    assert fs.cat_file("b/0") == data["b/0"]
+    leases = fs._objects.engine.shared._reads.leases._leases
+    assert leases.are_held  # the file that says that it is alone
+    folder.wait_for_others()  # another node begins
+    assert fs.cat_file("b/1") == data["b/1"]
+    until(lambda: not leases.are_held)
+
+
 def test_the_file_of_a_node_that_is_alone_is_renewed(folder, ours, monkeypatch):
     now, path = [100.0], f"{folder.path}/{ALONE}"
     monkeypatch.setattr(leases.time, "monotonic", lambda: now[0])
