@@ -134,8 +134,8 @@ def left_open(directory):
     ]
 
 
-def forget_claims(directory):
-    """Close the files of claims below `directory`: a process keeps one of each for ever, and these tests make hundreds."""
+def close_lock_files(directory):
+    """Close the lock files below `directory`: a process keeps each open, and these tests make hundreds."""
     for path in [path for path in locks._DESCRIPTORS if path.startswith(str(directory))]:
         os.close(locks._DESCRIPTORS.pop(path))
 
@@ -185,7 +185,7 @@ def test_a_disk_that_fails_costs_no_read_and_the_cache_heals_with_it(
         # Of each of the two caches of a day: that it cannot store, and what makes it slower before that.
         assert sum("not cached" in warning for warning in warnings) <= 2, warnings
         assert sum("not cached" not in warning for warning in warnings) <= 2, warnings
-        forget_claims(tmp_path)
+        close_lock_files(tmp_path)
         assert left_open(directory) == []
     assert faults.failed
 
@@ -199,7 +199,7 @@ def failing(number):
 
 
 @pytest.mark.parametrize(("name", "number"), [("os.open", errno.EMFILE), ("os.pread", errno.EIO)])
-def test_a_block_that_could_not_be_read_for_a_moment_is_there_again_in_a_minute(
+def test_a_block_that_could_not_be_read_is_tried_again_in_a_minute_or_stored_anew(
     open_cache, monkeypatch, name, number
 ):
     cache = open_cache()
@@ -218,6 +218,13 @@ def test_a_block_that_could_not_be_read_for_a_moment_is_there_again_in_a_minute(
         assert whole(cache, KEY, 0) is None
         now += 2
     assert (cache.has(KEY, 0), whole(cache, KEY, 0)) == (True, content(KEY, 0))
+    cache.close()
+    with monkeypatch.context() as patch:
+        replace_call(patch, name, failing(number))
+        assert whole(cache, KEY, 0) is None
+    put(cache, KEY, 0)
+    assert whole(cache, KEY, 0) == content(KEY, 0)
+    assert audit(cache).ok
 
 
 def test_blocks_that_cannot_be_opened_for_want_of_descriptors_are_counted_later_and_not_removed(
@@ -259,7 +266,7 @@ def test_an_index_that_was_locked_when_it_was_opened_is_not_used_without_a_look_
     ],
     ids=["opened", "opened_without_wal", "read_without_wal"],
 )
-def test_who_writes_waits_for_an_index_that_is_locked_for_a_moment(
+def test_a_write_waits_for_an_index_that_is_locked_for_a_moment(
     open_cache, monkeypatch, tmp_path, has_wal, statements
 ):
     monkeypatch.setattr(disk, "maps_safely", lambda path: has_wal)

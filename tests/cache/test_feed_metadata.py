@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachedfs.cache.index.metadata_records import FeedSnapshot, MetadataRecord, hash_of
+from cachedfs.cache.index.metadata_records import FeedSnapshot, MetadataRecord
 from cachedfs.common.types import Change, Changes, ObjectInfo
 
 ORIGIN, NOW = "drive|test|auth", 1_000_000.0
@@ -67,16 +67,6 @@ def in_folder(info, name=None, folder="D"):
     return Change(info.id, ((folder, name or info.path.rpartition("/")[2]),), plain)
 
 
-def test_a_poll_that_tells_nothing_has_all_that_is_watched_count_as_checked(cache, open_cache):
-    listed(cache, ONE, TWO)
-    assert counts(cache, ONE) == NOW - 500
-    polled(cache)
-    for each in (cache, open_cache()):
-        assert (counts(each, ONE), listing_counts(each)) == (NOW, True)
-        assert each.metadata.listing(ORIGIN, FOLDER.path).confirmation == (NOW, hash_of(ORIGIN, "D"))
-        assert (feed_of(each).token, feed_of(each).number) == ("t2", 0)
-
-
 @pytest.mark.parametrize(
     ("change", "old"),
     [
@@ -95,7 +85,7 @@ def test_a_poll_that_tells_nothing_has_all_that_is_watched_count_as_checked(cach
         (Change("root", (), ObjectInfo("", "directory", id="root")), None),  # always in sight
     ],
 )
-def test_what_is_told_of_is_forgotten_and_no_more(cache, open_cache, change, old):
+def test_a_change_invalidates_what_it_names_and_nothing_else(cache, open_cache, change, old):
     listed(cache, ONE, TWO)
     cache.metadata.keep_records(
         [MetadataRecord(ORIGIN, FOLDER.path, FOLDER, NOW, cache.metadata.counter(ORIGIN, FOLDER.path))]
@@ -110,7 +100,7 @@ def test_what_is_told_of_is_forgotten_and_no_more(cache, open_cache, change, old
         assert (record.counter == each.metadata.counter(ORIGIN, FOLDER.path)) == (change != Change("root"))
 
 
-def test_what_somebody_here_wrote_and_looked_at_again_is_not_forgotten_when_the_feed_tells_of_it(cache):
+def test_a_reported_change_that_is_known_already_invalidates_nothing(cache):
     listed(cache, ONE, TWO)
     cache.metadata.changed(ORIGIN, [ONE.path])
     new, watch = file_of("one", "1", "2"), FeedSnapshot(feed_of(cache).id, 0, WAY)
@@ -153,7 +143,7 @@ def interrupted(*_):
     raise KeyboardInterrupt
 
 
-def test_two_that_poll_from_one_token_forget_what_either_is_told(cache):
+def test_of_two_polls_from_one_token_the_changes_of_both_count(cache):
     listed(cache, ONE, TWO)
     both = feed_of(cache)
     polled(

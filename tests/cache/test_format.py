@@ -113,26 +113,6 @@ def test_a_folder_in_place_of_a_block_is_a_miss_and_makes_way_for_the_next_put(c
     assert audit(cache).ok
 
 
-def test_a_block_that_cannot_be_read_is_replaced_by_the_next_put(cache, open_cache, monkeypatch):
-    key, real = key_of(), os.pread
-    put(cache, key, 0)
-    bad_inode = file_of(cache, key, 0).stat().st_ino
-
-    def bad_sector(fd, size, offset):
-        if os.fstat(fd).st_ino == bad_inode:
-            raise OSError(5, "Input/output error")
-        return real(fd, size, offset)
-
-    monkeypatch.setattr(os, "pread", bad_sector)
-    reader = open_cache()
-    assert whole(reader, key, 0) is None
-    kept = os.open(file_of(cache, key, 0), os.O_RDONLY)  # so that its inode is not used again
-    put(reader, key, 0)
-    assert whole(reader, key, 0) == content(key, 0)
-    os.close(kept)
-    assert audit(reader).ok
-
-
 FUZZ_KEY = key_of("b/fuzz", block_size=4 * PAGE)
 FUZZ_DATA = content(FUZZ_KEY, 1, PAGE + 500)
 FUZZ_TRAILER = block_file.encode_trailer(FUZZ_KEY, 1, FUZZ_DATA)

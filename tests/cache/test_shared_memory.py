@@ -1,7 +1,6 @@
 """State that processes share without a database: change counters, use records, fetch locks."""
 
 import errno
-import itertools
 import math
 import os
 from functools import partial
@@ -15,8 +14,6 @@ from cachedfs.cache.access_stats import AccessStats, age
 from cachedfs.cache.change_counters import ChangeCounters, slots_of
 from cachedfs.common.clock import Clock
 from cachedfs.common.logging import WarnOnce
-from cachedfs.common.types import CacheBounds
-from tests.cache.audit import audit
 from tests.cache.faults import replace_call
 from tests.cache.helpers import AMPLE, content, finish, key_of, put, start, whole
 
@@ -96,91 +93,27 @@ def test_a_write_right_after_the_marks_were_lost_is_seen_with_the_old_ones_and_t
     assert cache.metadata.counter(ORIGIN, "b/x") == with_new.metadata.counter(ORIGIN, "b/x")
 
 
-# Touches
-def touches_of(**options):
-    accesses = AccessStats()
-    accesses.open(0, **options)
-    return accesses
-
-
-def touch(accesses, hash64, **options):
-    accesses.touch(SimpleNamespace(number=hash64), 0, **options)
-
-
-def block(number):
-    """Return a hash: blocks of other numbers have other tags and other buckets."""
-    return number << 48 | number << 2
-
-
+# Access records
 def test_counts_stop_at_their_limit_and_the_clock_goes_round():
-    accesses = touches_of(clock=(1 << 32) - 2)
-    for number in (7, 8, 7):
-        touch(accesses, block(number))
+    accesses, (one, other) = AccessStats(), (SimpleNamespace(number=n << 48 | n << 2) for n in (7, 8))
+    accesses.open(0, clock=(1 << 32) - 2)
+    for each in (one, other, one):
+        accesses.touch(each, 0)
     assert accesses.now == 1
     assert age((1 << 32) - 1, accesses.now) == 2
-    assert accesses.of(block(7)).uses == 1, "a round is one of the times when counts are halved"
-    for number in (8, 7) * 300:
-        touch(accesses, block(number))
-    assert accesses.of(block(7)).uses == 255
+    assert accesses.of(one.number).uses == 1, "a round is one of the times when counts are halved"
+    for each in (other, one) * 300:
+        accesses.touch(each, 0)
+    assert accesses.of(one.number).uses == 255
 
 
-def test_counts_are_halved_every_so_many_touches():
-    accesses = touches_of()
-    accesses.fit(32)
-    for _ in range(20):
-        for number in (5, 6):
-            touch(accesses, block(number))
-    assert accesses.of(block(5)).uses == 20
-    others = itertools.cycle((7, 8))
-    for _ in range(1024):
-        touch(accesses, block(next(others)))
-    assert accesses.of(block(5)).uses == 10
-    for _ in range(1024):
-        touch(accesses, block(next(others)))
-    touch(accesses, block(5))
-    assert accesses.of(block(5)).uses == 20 // 4 + 1
-    for _ in range(10 * 1024):
-        touch(accesses, block(next(others)))
-    assert accesses.of(block(5)).uses == 0
+# Fetch locks
 
-
-def test_the_records_of_a_larger_bound_take_the_place_of_too_few(cache, open_cache):
-    key = key_of()
-    cache.touch(key, 0)
-    assert cache.accesses.open().n_slots == 1 << 16
-    other = open_cache()
-    assert other.read(key, 0, 0, 10) is None
-    put(cache, key, 0, bounds=CacheBounds(size=1 << 30, keep_free=0))
-    assert cache.accesses.open().n_slots == 1 << 19
-    assert cache.accesses.now == 1, "the clock goes on"
-    put(other, key, 1, bounds=CacheBounds(size=1 << 24, keep_free=0))
-    assert other.accesses.open().n_slots == 1 << 19
-    assert not other.accesses.open().is_private
-
-
-# Claims
-
-CLAIMANT = (
+LOCKER = (
     "cache = BlockStore(sys.argv[1], explicit=True)\n"
     "print(bool(cache.locks.take(7)), flush=True)\nsys.stdin.readline()\n"
     "print(bool(cache.locks.take(7)), flush=True)\nsys.stdin.readline()\n"
 )
-
-
-def test_a_claim_has_one_owner_at_a_time(cache):
-    assert cache.locks.take(7)
-    assert not cache.locks.take(7)  # nor does another thread of this process get it
-    assert cache.locks.take(8)
-    other = start(CLAIMANT, Path(cache.root).parent)
-    assert other.stdout.readline() == "False\n"
-    cache.locks.release(7)
-    cache.locks.release(7)
-    print("", file=other.stdin, flush=True)
-    assert other.stdout.readline() == "True\n"
-    assert not cache.locks.take(7)
-    other.kill()
-    other.communicate()
-    assert cache.locks.take(7)
 
 
 def test_a_run_of_locks_is_taken_as_far_as_it_is_free(cache, monkeypatch):
@@ -189,7 +122,7 @@ def test_a_run_of_locks_is_taken_as_far_as_it_is_free(cache, monkeypatch):
     assert cache.locks.take(20, 5) == 5
     assert len(calls) == 1
     assert cache.locks.take(18, 5) == 2
-    other = start(CLAIMANT, Path(cache.root).parent)
+    other = start(LOCKER, Path(cache.root).parent)
     assert other.stdout.readline() == "True\n"  # number 7
     assert cache.locks.take(4, 5) == 3
     assert cache.locks.take(7, 2) == 0
@@ -212,19 +145,7 @@ def test_locks_are_kept_whoever_closes_a_file(cache, open_cache, who):
         assert other.locks.take(9)
         put(other, key_of(), 0)
         other.close()
-    assert finish(start(CLAIMANT, Path(cache.root).parent), "\n\n") == "False\nFalse\n"
-
-
-def test_without_locks_everybody_may_fetch(cache, monkeypatch, caplog):
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(locks.fcntl, "lockf", refuse)
-    assert cache.locks.take(7)
-    assert not cache.locks.take(7)
-    cache.locks.release(7)
-    assert cache.locks.take(7)
-    assert len([record for record in caplog.records if "do not work here" in record.message]) == 1
+    assert finish(start(LOCKER, Path(cache.root).parent), "\n\n") == "False\nFalse\n"
 
 
 def test_shared_files_that_were_truncated_cost_no_read_and_are_made_anew(cache, monkeypatch):
@@ -304,7 +225,7 @@ def test_without_a_directory_processes_see_the_changes_of_each_other(open_cache,
     assert (path.stat().st_mode & 0o777, path.stat().st_blocks * 512 >= 2 << 20) == (0o600, True)
 
 
-def test_who_has_the_directory_notices_who_has_not(cache, open_cache):
+def test_a_change_by_a_process_that_cannot_write_the_directory_is_noticed(cache, open_cache):
     """Such as a container that has the directory read-only: within a second, and at once when anything is changed."""
     other = open_cache()
     before = other.metadata.counter(ORIGIN, "b/x")
@@ -357,23 +278,6 @@ def test_a_program_that_closes_all_descriptors_gets_nothing_written_into_its_fil
 # Accesses that wait
 
 
-def test_accesses_are_written_together(cache, open_cache, monkeypatch):
-    key, other = key_of(), open_cache()
-    put(cache, key, 0)
-    monkeypatch.setattr(access_stats, "FLUSH_S", 3600.0)
-    before = other.accesses.now
-    cache.touch(key, 1)  # the first one is written at once
-    assert other.reads_since(before, AMPLE) == (before + 1, [key.hash64(1)])
-    for index in range(2, 2 + access_stats._FLUSH_N - 1):
-        cache.touch(key, index)
-    assert other.accesses.now == before + 1
-    cache.touch(key, 99)
-    assert other.accesses.now == before + 1 + access_stats._FLUSH_N
-    cache.touch(key, 0)
-    now = before + 2 + access_stats._FLUSH_N
-    assert cache.reads_since(now - 1, AMPLE) == (now, [key.hash64(0)]), "this process sees its own at once"
-
-
 def test_the_last_reads_of_all_processes_are_known_in_their_order(cache, open_cache):
     key, other = key_of(), open_cache()
     clock, _ = cache.reads_since(0, AMPLE)
@@ -415,13 +319,3 @@ def test_the_clock_never_goes_back_while_another_process_writes(cache, open_cach
     cache.touch(key, 7)  # the other one was stopped in the middle
     assert written.now == 8
     held.release(access_stats._FLUSH_LOCK)
-
-
-def test_other_caches_in_the_process_do_not_drop_claims(cache, open_cache):
-    assert cache.locks.take(7)
-    other = open_cache()
-    assert other.locks.take(9)
-    put(other, key_of(), 0)
-    audit(other)
-    other.close()
-    assert finish(start(CLAIMANT, Path(cache.root).parent), "\n\n") == "False\nFalse\n"

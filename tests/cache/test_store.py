@@ -12,11 +12,8 @@ from pathlib import Path
 import pytest
 
 from cachedfs.cache import block_store, directory, disk
-from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.index import database
 from cachedfs.common.types import CacheBounds
-from cachedfs.core.download import Download, FetchedBlock
-from cachedfs.core.store_queue import StoreQueue
 from cachedfs.errors import CacheError
 from tests.cache.audit import audit, recount
 from tests.cache.faults import replace_call
@@ -26,7 +23,6 @@ from tests.cache.helpers import (
     content,
     disk_usage,
     file_of,
-    flip,
     key_of,
     put,
     put_after_noticing,
@@ -46,15 +42,6 @@ def test_files_are_for_us_alone(cache):
             0o700 if path.is_dir() else 0o600
         ) or path.name.startswith("index")
         assert not stat.S_IMODE(root.stat().st_mode) & 0o077
-
-
-def test_putting_again_writes_nothing(cache):
-    key = key_of()
-    put(cache, key, 0)
-    inode = file_of(cache, key, 0).stat().st_ino
-    put(cache, key, 0, 0)
-    assert file_of(cache, key, 0).stat().st_ino == inode
-    assert cache.usage()[0] == 1
 
 
 def test_blocks_are_evicted_in_exact_lru_order(cache):
@@ -243,7 +230,7 @@ def test_the_lease_of_a_killed_process_makes_room(cache):
     assert not os.path.exists(path)
 
 
-def test_where_claims_reach_nobody_the_lease_of_a_killed_process_makes_room_after_a_day(
+def test_on_a_network_disk_the_lease_of_a_killed_process_makes_room_after_a_day(
     open_cache, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(disk, "is_network", lambda path: True)
@@ -495,18 +482,6 @@ def test_a_leftover_log_of_a_lost_index_is_not_played_into_the_new_one(cache, op
     assert audit(other).ok
 
 
-def test_a_bad_block_is_stored_anew_though_the_process_that_stored_it_lives(cache, open_cache):
-    """Its row is young, and its file is not there: as if it were still being written."""
-    key = key_of()
-    put(open_cache(), key, 0)
-    flip(file_of(cache, key, 0), 100)
-    assert whole(cache, key, 0) is None
-    put(cache, key, 0)
-    assert whole(cache, key, 0) == content(key, 0)
-    assert cache.usage()[0] == 1
-    assert audit(cache).ok
-
-
 def test_too_many_open_files_empty_the_pool(cache, monkeypatch):
     key = key_of()
     put(cache, key, *range(4))
@@ -561,26 +536,3 @@ def test_a_failed_write_makes_no_index_in_a_cache_that_is_being_deleted(cache, m
     assert not os.path.exists(cache._own.index_path)
     put(cache, key_of(), 1)
     assert audit(cache).ok
-
-
-def write_behind(cache, index):
-    """Store a block as the writer thread does; return whether it was stored."""
-    stored = []
-    writer = StoreQueue(cache, lambda blocks, are_stored: stored.append(are_stored))
-    data = memoryview(content(key_of(), index))
-    writer.put([FetchedBlock(key_of().block(index), [data], len(data), Download(demand=len(data)))], AMPLE)
-    assert writer.drain(120)
-    writer.close()
-    return stored == [True]
-
-
-def test_a_part_of_the_cache_that_stays_deleted_is_waited_for_once(cache, monkeypatch):
-    assert write_behind(cache, 0)
-    pauses = []
-    replace_call(monkeypatch, "time.sleep", pauses.append)
-    shutil.rmtree(Path(cache.root) / "local-copies")
-    monkeypatch.setattr(CacheDirectory, "verify", full)
-    for _ in range(3):
-        assert not write_behind(cache, 1)
-    assert pauses == [directory.QUIET_S]
-    assert list(Path(cache.root).glob("tmp/*")) == []

@@ -1,25 +1,22 @@
 """Logs: the loggers, one line for every request, and no secrets."""
 
-import contextlib
 import functools
 import logging
 import pathlib
 import re
 
-import fsspec
 import pytest
 
 from cachedfs.common.logging import PACKAGES, public_text, public_url
 from cachedfs.errors import CachedFSError
 from cachedfs.filesystem import CachedDriveFileSystem, CachedFileSystem, CachedGCSFileSystem
 from cachedfs.origins.retry import RetryPolicy
-from tests.support import ROOT, MiB, WebServer, forget, noise
+from tests.support import ROOT, MiB, forget, noise
 
 LINE = re.compile(
     r"(?P<method>[A-Z]+) (?P<url>http\S+)(?: bytes=(?P<first>\d+)-(?P<last>\d+))?: (?P<status>\w+), "
     r"(?P<bytes>\d+) bytes in (?P<took>[\d.]+) s, begun after (?P<wait>[\d.]+) s"
 )
-SECRET = "s3cr3t"
 
 
 @pytest.fixture
@@ -85,31 +82,12 @@ def test_requests_of_drive_are_lines_too(drive, request_lines):
     assert not [line["url"] for line in lines if "?" in line["url"]]
 
 
-@pytest.mark.parametrize("name", ["file", "missing"])
-def test_no_line_contains_the_signature_of_a_url(tmp_path, own_cache, name, caplog):
-    """Other secrets: `tests/integration/test_hostile.py`."""
-    caplog.set_level(logging.DEBUG, logger="cachedfs")
-    fs = fsspec.filesystem("cachedfs", target_protocol="http")
-    (tmp_path / "file").write_bytes(b"data")
-    with WebServer(tmp_path) as server, contextlib.suppress(FileNotFoundError):
-        url = f"{server.url}/{name}?X-Goog-Signature={SECRET}"
-        fs.cat_file(url)
-    # As with an error that names its URL.
-    logging.getLogger("cachedfs.core").debug("not read: %s", fs.unstrip_protocol(url))
-    forget()
-    said = [record.getMessage() for record in caplog.records]
-    assert [text for text in said if f"/{name}" in text]
-    assert not [text for text in said if SECRET in text]
-
-
 @pytest.mark.parametrize(
     ("url", "public"),
     [
         ("https://me:word@host:1/a/b?sig=x#part", "https://host:1/a/b"),
-        ("gs://bucket/key", "gs://bucket/key"),
         ("cachedfs::gs://bucket/a?b#1.txt", "cachedfs::gs://bucket/a?b#1.txt"),
         ("bucket/what?", "bucket/what?"),
-        ("zip://[1] x.txt", "zip://[1] x.txt"),
         ("zip://報告：一/x.txt", "zip://報告：一/x.txt"),
     ],
 )
@@ -121,10 +99,8 @@ def test_public_url(url, public):
     ("text", "public"),
     [
         ("https://h/a?sig=x&y=z: not found", "https://h/a?...: not found"),
-        ("read 'cachedfs::https://me:w@h/a?sig=x', then", "read 'cachedfs::https://h/a?...', then"),
-        ("https://h/a?q='x'&sig=y: refused", "https://h/a?...: refused"),
+        ("read 'cachedfs::https://me:w@h/a?q='x'&sig=y', then", "read 'cachedfs::https://h/a?...', then"),
         ("is it here? no", "is it here? no"),
-        ("cdrive://My Drive/track #1.mp3 is gone", "cdrive://My Drive/track #1.mp3 is gone"),
         ("gs://b/a#1: not found", "gs://b/a#1: not found"),
         ("ftp://u:p@h/a#b (1 try)", "ftp://h/a?... (1 try)"),
     ],

@@ -3,7 +3,6 @@
 import os
 import stat
 from functools import partial
-from pathlib import Path
 
 import platformdirs
 import pytest
@@ -22,16 +21,6 @@ def test_a_folder_of_the_home_is_made_and_without_a_home_a_private_one(no_home, 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     assert found_folder(of_cache) == writable_folder(of_cache) == str(tmp_path / "home" / "cachedfs")
     assert os.listdir(tmp_path / "home") == ["cachedfs"]
-
-
-@pytest.mark.parametrize("why", ["no folder can be made", "read-only"])
-def test_a_home_that_cannot_be_written_is_not_used(no_home, tmp_path, monkeypatch, why):
-    if why == "read-only":
-        monkeypatch.setattr(os, "access", lambda *args, **options: False)
-    else:
-        (tmp_path / "home").write_text("a file")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    assert Path(writable_folder(of_cache)).parent == no_home
 
 
 @pytest.mark.parametrize("kind", ["symlink", "file", "writable by others", "of another user"])

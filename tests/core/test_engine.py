@@ -44,14 +44,6 @@ def test_a_coroutine_runs_on_the_loop_of_the_engine_in_the_context_of_its_caller
     assert call(seen()) == (True, "unset")
 
 
-def test_errors_reach_the_caller(call):
-    async def fail():
-        raise TimeoutError("gone")
-
-    with pytest.raises(TimeoutError, match="gone"):
-        call(fail())
-
-
 def test_a_call_on_the_loop_of_the_engine_stays_there(engine):
     async def one():
         return 1
@@ -84,24 +76,6 @@ def test_a_cancelled_call_is_cancelled_there(engine):
 
     asyncio.run(main())
     assert cancelled.is_set()
-
-
-def test_a_call_that_is_cancelled_before_it_begins_leaves_nothing_behind(engine):
-    may_go_on = threading.Event()
-
-    async def main():
-        engine.loop.call_soon_threadsafe(may_go_on.wait, 60)
-        coroutine = never()
-        task = asyncio.ensure_future(engine.await_on_loop(coroutine))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        may_go_on.set()
-        await asyncio.to_thread(until, lambda: coroutine.cr_frame is None)
-
-    asyncio.run(main())
-    assert engine._tasks == {}
 
 
 def test_reads_that_run_while_the_engine_is_closed_end_with_an_error(engine, call):

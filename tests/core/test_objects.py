@@ -56,14 +56,6 @@ def test_filesystems_of_one_origin_share_entries_and_compare_them_with_their_own
     assert hasty.fresh("b/x") is None
 
 
-def test_versions_of_different_block_sizes_have_keys_of_their_own(make_objects):
-    one, other = make_objects(), make_objects(block_size="64KiB")
-    entry = learn(one, "b/x", time.time())
-    versions = [objects.version(entry) for objects in (one, other, one)]
-    assert [version.block_size for version in versions] == [1 << 20, 1 << 16, 1 << 20]
-    assert versions[0] == versions[2] != versions[1]
-
-
 def test_a_version_that_another_filesystem_replaces_at_that_moment_is_not_returned(make_objects):
     one, other = make_objects(), make_objects(block_size="64KiB")
     theirs = other.version(learn(other, "b/x", time.time()))

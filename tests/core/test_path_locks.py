@@ -55,30 +55,20 @@ async def test_a_long_change_by_a_running_process_is_waited_for_with_one_warning
 
 
 @pytest.mark.parametrize(
-    ("pid", "named", "remedy"),
-    [
-        (4711, "process 4711", "Continue it (kill -CONT 4711) or end it, then try again"),
-        (
-            None,
-            "a process that cannot be seen from here, as one of another container",
-            "Continue it or end it, then try again",
-        ),
-    ],
+    ("pid", "named"),
+    [(4711, "process 4711 .*kill -CONT 4711"), (None, "a process that cannot be seen from here")],
 )
 async def test_a_stopped_holder_is_an_error_and_later_callers_get_it_at_once(
-    cache, time, monkeypatch, caplog, pid, named, remedy
+    cache, time, monkeypatch, pid, named
 ):
     locks = PathLocks(cache)
     assert cache.locks.take(LOCK)
     monkeypatch.setattr(cache.locks, "holder", lambda lock: pid)
     for _ in range(3):
-        with pytest.raises(CachedFSError) as caught:
+        with pytest.raises(CachedFSError, match=f"drive://d/a: {named}"):
             async with locks.held(*PATH):
                 pass
         assert 600 <= time.now < 600.1
-    reason = "is changing it, and has not run for 10 minutes: it may be stopped"
-    assert str(caught.value) == f"drive://d/a: {named} {reason}. {remedy}"
-    assert f"waiting for {named}, which is changing it" in caplog.text
     beat(cache)  # it continued, and is waited for again
     time.events.append((1000, lambda: cache.locks.release(LOCK)))
     async with locks.held(*PATH):

@@ -1,7 +1,5 @@
 """Access patterns: what reads of one object cost, with blocks of 64 KiB, requests of 8 blocks and windows of 64."""
 
-import asyncio
-import contextlib
 import random
 
 import fsspec
@@ -9,7 +7,7 @@ import pytest
 
 from cachedfs.common.types import Range
 from cachedfs.core.engine import Engine
-from tests.support import KiB, noise, until
+from tests.support import KiB, noise, until, until_quiet
 
 BLOCK, REQUEST, WINDOW = 64 * KiB, 512 * KiB, 4096 * KiB
 
@@ -26,10 +24,8 @@ def fs(origin):
 
 def block_received(fs):
     """Wait until no request is in flight; return how many bytes of `b/k` were received."""
-    engine = fs._objects.engine
-    until(lambda: not (engine.speculation.queued or engine.speculation._lookups or engine.active_requests))
-    engine.drain(120)
-    return engine.bytes_fetched
+    until_quiet(fs._objects.engine)
+    return fs._objects.engine.bytes_fetched
 
 
 def requested(origin):
@@ -133,35 +129,6 @@ def test_the_rest_is_not_fetched_if_it_does_not_fit_or_readahead_is_off(origin, 
     for index in random.Random(4).sample(range(192), 30):
         read_block(fs, data, index, "ranges")
     assert block_received(fs) == 30 * BLOCK
-
-
-@pytest.mark.parametrize("step", [1, 16])
-def test_consecutive_ranges_are_read_ahead(fs, origin, step):
-    n = 96
-    data = put(fs, origin, n)
-    for start in range(0, n, step):
-        stop = start + step
-        assert fs.cat_file("b/k", start * BLOCK, stop * BLOCK) == data[start * BLOCK : stop * BLOCK]
-    assert block_received(fs) == len(data)
-    assert len(requested(origin)) <= n / 8 + 10
-
-
-def test_requests_that_end_before_they_bring_anything_do_not_count_as_wasted(fs, origin, monkeypatch):
-    read = origin.read
-
-    @contextlib.asynccontextmanager
-    async def stuck(path, want, pinned):
-        if 16 * BLOCK <= want.start < 200 * BLOCK:
-            await asyncio.Event().wait()
-        async with read(path, want, pinned) as reply:
-            yield reply
-
-    monkeypatch.setattr(origin, "read", stuck)
-    data = put(fs, origin, 400)
-    for index in (*range(12), *range(300, 320)):
-        start, stop = index * BLOCK, (index + 1) * BLOCK
-        assert fs.cat_file("b/k", start, stop) == data[start:stop]
-    until(lambda: any(want.start >= 340 * BLOCK for want in requested(origin)))
 
 
 def test_reading_only_the_first_bytes_fetches_at_most_two_blocks(fs, origin):

@@ -12,9 +12,7 @@ import zarr
 from cachedfs.core.downloads import Downloads
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.sim import Fault
-from tests.support import KiB, MiB, noise, until
-
-consolidating = pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
+from tests.support import KiB, MiB, noise, until, until_quiet
 
 KINDS = {
     "v3": {},
@@ -52,13 +50,6 @@ async def settled(fs):
     engine = fs._objects.engine
     while engine.speculation.queued or engine.speculation._lookups or engine.active_requests:  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(0.001)
-
-
-@pytest.fixture
-def one_chunk_at_a_time(wait_before_reads):
-    """Let zarr read one chunk at a time instead of ten, so that speculative requests are exact."""
-    with zarr.config.set({"async.concurrency": 1}):
-        yield
 
 
 @pytest.fixture
@@ -137,14 +128,14 @@ def test_at_most_one_window_is_requested_and_never_read(cloud, tmp_path, fs):
     counted(cloud)
     for i in range(40):
         array[i]
-    engine = fs._objects.engine
-    until(lambda: not (engine.speculation.queued or engine.speculation._lookups or engine.active_requests))
+    until_quiet(fs._objects.engine)
     asked, _ = counted(cloud)
     assert 40 <= len(asked) <= 56
 
 
-@consolidating
-def test_the_grid_is_known_from_consolidated_metadata(cloud, tmp_path, requested_ahead, one_chunk_at_a_time):
+@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
+@pytest.mark.usefixtures("wait_before_reads")
+def test_the_grid_is_known_from_consolidated_metadata(cloud, tmp_path, requested_ahead):
     t = np.arange(20 * 5, dtype="f4").reshape(20, 5)
     data = xr.Dataset(dict.fromkeys(("a", "b"), (("time", "x"), t)))
     encoding = {name: {"chunks": (1, 5)} for name in ("a", "b")}
@@ -161,24 +152,6 @@ def test_the_grid_is_known_from_consolidated_metadata(cloud, tmp_path, requested
 
 
 # Shards.
-def test_an_array_that_grew_is_read_ahead_to_its_new_end(
-    cloud, tmp_path, requested_ahead, one_chunk_at_a_time
-):
-    make(cloud, tmp_path, shape=(10,))
-    zarr.open_array(cloud.url("a.zarr"), mode="r")[...]
-    values = make(cloud, tmp_path / "more", shape=(30,))
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
-    fs.evict()
-    fs.invalidate_cache()
-    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
-    counted(cloud)
-    requested_ahead.clear()
-    np.testing.assert_array_equal(array[...], values)
-    asked, _ = counted(cloud)
-    assert len(asked) == sum(asked.values()) == 30
-    assert len(requested_ahead) == 30 - 4
-
-
 def sharded(cloud, tmp_path, n=8):
     values = np.frombuffer(noise(n * 16 * 128 * KiB), "u1").reshape(n * 16, -1)
     array = zarr.create_array(
@@ -194,27 +167,6 @@ def sharded(cloud, tmp_path, n=8):
     return values
 
 
-def test_the_index_of_the_next_shard_is_requested_as_its_reader_would(
-    cloud, tmp_path, requested_ahead, one_chunk_at_a_time
-):
-    """Of shards of 2 MiB the first chunk is read: index and chunk are one request each, as without readahead."""
-    values = sharded(cloud, tmp_path)
-    read = {}
-    for size in (0, 64 * MiB):
-        fs = fsspec.filesystem("cachedfs", target_protocol="gs", read_ahead=size)
-        fs.evict()
-        fs.invalidate_cache()
-        store = zarr.storage.FsspecStore(fs=_async(fs), path=cloud.path("s.zarr"))
-        array = zarr.open_array(store, mode="r")
-        counted(cloud)
-        requested_ahead.clear()
-        for i in range(0, len(values), 16):
-            np.testing.assert_array_equal(array[i], values[i])
-        read[size], _ = counted(cloud)
-    assert read[0] == read[64 * MiB]
-    assert len(set(requested_ahead)) == 8 - 4
-
-
 def test_the_next_shard_is_requested_whole_if_the_previous_ones_were_read_whole(
     cloud, tmp_path, requested_ahead
 ):
@@ -226,10 +178,6 @@ def test_the_next_shard_is_requested_whole_if_the_previous_ones_were_read_whole(
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
     size = fs.info(cloud.path("s.zarr/c/6/0"))["size"]
     until(lambda: fs.cached_extent(cloud.path("s.zarr/c/6/0")) == [(0, size)])
-
-
-def _async(fs):
-    return type(fs)(asynchronous=True, **{**fs.storage_options, "skip_instance_cache": True})
 
 
 # Nothing to request.
@@ -302,13 +250,3 @@ def test_the_start_of_the_next_numbered_file_is_requested_or_all_of_it(cloud, fs
         if request.kind == "media"
     }
     assert {asked[path] for path in requested_ahead} == {f"bytes=0-{MiB - 1}"}
-
-
-def test_numbered_objects_without_a_listing_are_not_read_ahead(cloud, fs, requested_ahead):
-    for i in range(16):
-        cloud.put(f"f/{i}", noise(300, i))
-    for i in range(12):
-        fs.cat_file(cloud.path(f"f/{i}"))
-    asked, _ = counted(cloud)
-    assert len(asked) == 12
-    assert requested_ahead == []

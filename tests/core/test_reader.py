@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from cachedfs.cache.block_store import BlockStore
-from cachedfs.common.types import ObjectInfo, ObjectKey, Range
+from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.core.download import ALL, Download, DownloadStopped
 from cachedfs.errors import CachedFSError, CacheError, ChecksumMismatch, ObjectChanged
 from cachedfs.origins.base import Reply
@@ -39,22 +39,6 @@ def in_threads(n, function):
     for thread in threads:
         thread.start()
     return threads, results
-
-
-def test_blocks_of_a_first_read_are_in_flight_before_the_metadata_is_stored(fs, origin, monkeypatch):
-    data, taken = origin.put("b/k", noise(3 * MiB)), []
-    engine = fs._objects.engine
-    put = engine.store_queue.put
-
-    def look(blocks=(), bounds=None, records=(), then=None):
-        key = ObjectKey(fs._objects.identity, "b/k", "1", MiB)
-        if records:
-            taken.append([(key.digest, index) in engine.by_block for index in range(3)])
-        put(blocks, bounds, records, then)
-
-    monkeypatch.setattr(engine.store_queue, "put", look)
-    assert fs.cat_file("b/k") == data
-    assert taken == [[True, True, True]]
 
 
 def test_all_readers_of_a_failed_request_get_its_error_and_the_next_read_works(fs, origin):
@@ -209,19 +193,6 @@ def test_the_window_is_a_quarter_of_the_cache_or_full_when_nothing_can_be_stored
     assert engine.window(config) == 64 * MiB
 
 
-def test_a_block_that_can_neither_be_used_nor_removed_is_fetched(origin, own_cache):
-    data = origin.put("b/k", noise(2 * MiB))
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs", max_age="immutable")
-    assert fs.cat_file("b/k") == data
-    forget()
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs", max_age="immutable")
-    for path in own_cache.rglob("blocks/*/*-*"):
-        path.unlink()
-        (path / "in the way").mkdir(parents=True)
-    assert fs.cat_file("b/k", 5, 10) == data[5:10]
-    assert fs.cat_file("b/k") == data
-
-
 def short_of(fs, path, index):
     """Store a valid block that is shorter than the object, as from an origin that reuses a fingerprint."""
     objects = fs._objects
@@ -288,33 +259,6 @@ async def test_a_reader_that_waits_gets_bytes_that_are_stored_before_it_goes_on(
     assert await waiting == b"2345678"
     with pytest.raises(DownloadStopped):
         await download.read(2, 9)
-
-
-@pytest.mark.parametrize("is_opened", [False, True])
-def test_bytes_that_came_with_a_lookup_stay_for_its_readers_but_not_for_an_open_file(fs, origin, is_opened):
-    origin.put("b/k", noise(MiB))
-
-    async def look_up():
-        reader = fs._reader
-        if is_opened:
-            return (await reader.open("b/k"))[1]
-        return (await reader.lookups.resolve("b/k", Range(0, MiB), demand=ALL))[1]
-
-    download = fs._objects.engine.run(look_up())
-    fs._objects.engine.call_soon(download.want, MiB)
-    until(lambda: download.done)
-    assert fs._objects.engine.drain(60)
-    assert download.released is is_opened
-
-
-def test_ranges_of_one_object_in_a_call_are_of_one_look_for_changes(fs, origin, monkeypatch):
-    origin.put("a", noise(100))
-    fs.cat_file("a")
-    counters, looks = fs._objects.store.counters, []
-    at = counters.at
-    monkeypatch.setattr(counters, "at", lambda slots: looks.append(slots) or at(slots))
-    assert fs.cat_ranges(["a"] * 20, range(20), range(1, 21)) == [noise(100)[i : i + 1] for i in range(20)]
-    assert len(looks) == 1
 
 
 def test_cached_objects_behind_many_new_ones_cost_no_request(fs, origin):

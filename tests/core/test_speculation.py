@@ -62,14 +62,6 @@ async def queue():
     return SentRequests()
 
 
-async def test_the_queue_sends_as_many_requests_as_the_origin_has_slots(queue):
-    for name in "abcd":
-        queue.candidate(name)
-    assert queue.sent == ["a", "b"]
-    queue.receive("b")
-    assert queue.sent == ["a", "b", "c"]
-
-
 async def test_a_request_that_a_reader_waits_for_frees_its_speculative_slot(queue):
     for name in "abc":
         queue.candidate(name)
@@ -79,22 +71,6 @@ async def test_a_request_that_a_reader_waits_for_frees_its_speculative_slot(queu
     assert queue.sent == ["a", "b", "c"]
     queue.receive("b")
     await reader
-
-
-async def test_a_lookup_that_a_reader_waits_for_frees_its_speculative_slot(queue):
-    answer, is_wanted = asyncio.get_running_loop().create_future(), False
-    for _ in range(2):
-        candidate = SpeculativeRequest(
-            "owner", MiB, lambda: asyncio.shield(answer), lambda: queue.origin, is_wanted=lambda: is_wanted
-        )
-        queue.ahead.submit(candidate)
-    queue.candidate("c")
-    assert queue.sent == []
-    is_wanted = True
-    queue.ahead.pump()
-    assert queue.sent == ["c"]
-    answer.set_result([])
-    await asyncio.sleep(0)
 
 
 async def test_owners_take_turns_and_each_keeps_its_order(queue):
@@ -162,18 +138,6 @@ async def test_blocks_that_could_not_be_stored_are_dropped_oldest_first(monkeypa
     assert queue.sent == ["a", "b", "c", "d", "e"]
     assert [queue.by_block[name].memory for name in "abc"] == [0, 0, MiB]
     assert not queue.by_block["a"].covers(0)  # its reader fetches it again
-
-
-async def test_a_failed_request_counts_only_the_bytes_it_received(monkeypatch):
-    monkeypatch.setattr(speculation, "MEMORY", 3 * MiB)
-    queue = SentRequests(concurrency=16)
-    for name in "abcd":
-        queue.candidate(name)
-    queue.by_block["a"].feed(bytes(1000))
-    queue.by_block["a"].finish(OriginUnavailable("reset"))
-    assert queue.ahead.memory == 2 * MiB + 1000
-    queue.ahead.pump()
-    assert queue.sent == ["a", "b", "c", "d"]
 
 
 async def test_nothing_is_sent_while_the_origin_has_no_requests_to_spare(queue):

@@ -52,7 +52,7 @@ def queue(cache):
     queue.close()
 
 
-def test_what_waits_is_stored_together_and_calls_come_last(cache, queue):
+def test_queued_blocks_are_stored_together_and_calls_come_last(cache, queue):
     # The thread waits with it until all the others are there.
     queue.put(then=cache.wait)
     assert cache.is_waiting.wait(60)

@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import gc
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -52,39 +50,12 @@ def test_what_one_session_has_read_the_next_one_reads_from_few_large_files(
     assert drive.asked() == []
 
 
-def test_a_folder_of_a_shared_drive_is_a_place_for_it_too(put_there, origin, node, drive):
+def test_a_folder_of_a_shared_drive_is_a_shared_cache_too(put_there, origin, node, drive):
     drive.server.share_drive(drive.name)
     place = f"cdrive://shared:{drive.name}/cache"
     data = put_there(n=3, shared_cache=place)
     read_all(node("b", shared_cache=place), data)
     assert asked(origin) == []
-
-
-def test_a_next_file_that_cannot_be_read_is_an_error_only_for_who_wants_it():
-    reported, opened = [], []
-
-    class Store:
-        asking = contextlib.nullcontext
-
-        def open(self, name):
-            opened.append(name)
-            raise FileNotFoundError(name)
-
-    async def use(pool):
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
-        whole = WholeFiles(
-            Store(), SimpleNamespace(room=lambda bounds: 0), pool, {"first": 1.0, "third": 3.0, "second": 2.0}
-        )
-        with pytest.raises(FileNotFoundError):
-            await whole.get("first", None, None, with_next=True)
-        await asyncio.wait([*whole._recent.values()])
-        whole._recent.clear()
-        gc.collect()
-
-    with ThreadPoolExecutor(1) as pool:
-        asyncio.run(use(pool))
-    assert opened == ["first", "second"]
-    assert reported == []
 
 
 def test_a_small_local_cache_is_not_filled_with_what_nobody_asked_for(put_there, node, drive, place):
@@ -120,7 +91,7 @@ def test_the_last_tenth_of_the_accounts_storage_stays_free(put_there, drive, pla
     assert "less than 1/10 of the account's storage is free" in message
 
 
-def test_it_has_a_size_there_unless_another_one_is_given():
+def test_a_shared_cache_on_drive_has_a_size_limit_by_default():
     given = {"shared_cache": "cdrive://My Drive/x"}
     assert Config.resolve(given).shared[0] == "drive://My Drive/x"
     assert Config.resolve(given).shared.size == DRIVE_SIZE
@@ -150,7 +121,7 @@ def test_objects_of_another_account_are_not_kept_under_its_name(filled, node, sh
             assert cache.has(key, 0) == is_kept
 
 
-def test_the_command_cleans_it(origin, node, drive, place):
+def test_share_clean_removes_files_on_drive(origin, node, drive, place):
     data = {f"b/{i}": origin.put(f"b/{i}", noise(5 * MiB, i)) for i in range(3)}
     assert node("a", shared_cache=place).cat(list(data)) == data
     leave()

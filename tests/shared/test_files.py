@@ -101,16 +101,10 @@ def test_every_flipped_byte_is_noticed_or_harmless(folder):
             continue
 
 
-@pytest.mark.parametrize("size", [0, 1, 19, 20, 1000])
-def test_a_file_that_is_cut_off_is_noticed(folder, size):
-    path = f"{folder.path}/{write(folder)}"
-    os.truncate(path, size)
-    with pytest.raises(DamagedFile):
-        OpenShared(path).index()
-
-
 def packed(rows, *, size=None, crc=None, magic=b"cachedfS", version=1):
-    data = rows if isinstance(rows, bytes) else gzip.compress("".join(f"{row}\n" for row in rows).encode())
+    data = rows
+    if not isinstance(rows, bytes):  # without a time: the names of the cases are the same in each worker
+        data = gzip.compress("".join(f"{row}\n" for row in rows).encode(), mtime=0)
     crc = zlib.crc32(data) if crc is None else crc
     return data + struct.pack("<8sIII", magic, version, len(data) if size is None else size, crc)
 

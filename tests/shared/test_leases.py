@@ -98,19 +98,6 @@ def leases_of(folder, node):
     return Leases(folder, lambda: node)
 
 
-def test_one_node_has_a_lease_until_it_is_released(ours, theirs):
-    assert ours.take([NAME])
-    assert ours.take([NAME])  # for another read of this process
-    assert not ours.is_awaited()
-    assert not theirs.take([NAME])
-    assert ours.is_awaited()
-    assert not ours.is_awaited()
-    theirs.release(NAME)  # not theirs
-    assert not theirs.take([NAME])
-    ours.release(NAME)
-    assert theirs.take([NAME])
-
-
 def test_a_lease_expires_by_the_clock_of_the_folder_unless_it_is_renewed(folder, ours, theirs, clock):
     assert ours.take([NAME])
     clock(600)  # of this machine
@@ -181,6 +168,19 @@ def test_a_node_is_alone_until_another_one_begins_and_again_half_a_minute_later(
     assert ours.is_alone()
     ours.release_all()
     assert theirs.is_alone()
+
+
+def test_a_node_that_is_alone_looks_for_others_while_it_reads(origin, node, folder, monkeypatch):
+    monkeypatch.setattr(read_leases, "LOOK_S", 0.0)
+    data = {f"b/{i}": origin.put(f"b/{i}", noise(5000, i)) for i in range(2)}
+    fs = node("a")
+    fs.find("b")
+    assert fs.cat_file("b/0") == data["b/0"]
+    leases = fs._objects.engine.shared._reads.leases._leases
+    assert leases.are_held  # the file that says that it is alone
+    folder.wait_for_others()  # another node begins
+    assert fs.cat_file("b/1") == data["b/1"]
+    until(lambda: not leases.are_held)
 
 
 def test_the_file_of_a_node_that_is_alone_is_renewed(folder, ours, monkeypatch):
