@@ -248,8 +248,9 @@ def test_an_api_key_sees_what_is_public(server: DriveServer) -> None:
     revisions = f"{V3}/{below}/revisions"
     for target in (revisions, f"{revisions}/{server.item(below)['headRevisionId']}?alt=media"):
         assert ask(server, target, x_goog_api_key=key)[0] == 403
-    # Only an account may write.
-    assert ask(server, f"{V3}/{below}", "PATCH", b"{}", x_goog_api_key=key)[0] == 401
+    assert "permissions" not in ask_json(server, f"{V3}/{below}", fields="*", key=key)
+    for headers in ({}, {"x_goog_api_key": key}):  # only an account may write
+        assert ask(server, f"{V3}/{below}", "PATCH", b"{}", **headers)[0] == 401
     server.publish(public, False)
     assert ask_json(server, f"{V3}/{below}", key=key)["reason"] == "notFound"
 

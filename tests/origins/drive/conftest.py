@@ -4,13 +4,12 @@ import asyncio
 import itertools
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 
 from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer
+from tests.origins.drive.certificates import private_key
 from tests.sim.discovery import problems_of_request
 
 # A busy machine may seem to hang, and must not cause a second request.
@@ -20,10 +19,8 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="session")
 def pem():
-    """A private key, as that of a service account."""
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    form = serialization.PrivateFormat.PKCS8
-    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()).decode()
+    """The private key of a service account."""
+    return private_key()[1]
 
 
 @pytest.fixture(scope="module")

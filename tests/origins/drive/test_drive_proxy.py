@@ -9,18 +9,15 @@ import ssl
 import threading
 import traceback
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.x509.oid import NameOID
 
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import OriginUnreachable
 from cachedfs.origins.proxy import proxy_of, trusted
 from cachedfs.origins.retry import RetryPolicy
 from tests.origins.contract import names, read
+from tests.origins.drive.certificates import certify
 
 GOOGLE = ("www.googleapis.com", "oauth2.googleapis.com")
 
@@ -72,22 +69,9 @@ def pump(source, target):
         target.shutdown(socket.SHUT_WR)
 
 
-def certify(path, pem, *hosts):
-    """Write a private key and the self-signed certificate of a server with these names."""
-    key = serialization.load_pem_private_key(pem.encode(), None)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(1), now + timedelta(1))
-        .add_extension(x509.SubjectAlternativeName(map(x509.DNSName, hosts)), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    path.write_bytes(pem.encode() + certificate.public_bytes(serialization.Encoding.PEM))
-
-
 @pytest.fixture
-def proxy(server, pem, tmp_path):
-    certify(tmp_path / "google.pem", pem, *GOOGLE)
+def proxy(server, tmp_path):
+    certify(tmp_path / "google.pem", *GOOGLE)
     with Proxy(server.endpoint_url, tmp_path / "google.pem") as proxy:
         thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -177,9 +161,9 @@ def test_local_addresses_and_no_proxy_are_connected_directly(monkeypatch, url, n
     assert (proxy_of(url) is not None) == used
 
 
-def test_without_system_certificates_those_of_certifi_are_trusted(pem, tmp_path, monkeypatch):
+def test_without_system_certificates_those_of_certifi_are_trusted(tmp_path, monkeypatch):
     (tmp_path / "none").mkdir()
-    certify(tmp_path / "own.pem", pem, "localhost")
+    certify(tmp_path / "own.pem", "localhost")
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "none"))
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
     assert len(trusted().get_ca_certs()) < 2  # only this certificate
