@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
+from typing import NamedTuple
 
 import pytest
 
@@ -38,12 +40,27 @@ async def names(listing):
     return set(found)
 
 
+class World(NamedTuple):
+    """A bucket or folder that tests change without the origin."""
+
+    root: str
+    put: Callable[[str, bytes], object]
+    delete: Callable[[str], object]
+
+
+def folder_of(fs, root):
+    """Return a folder of a filesystem, as a world."""
+    return World(
+        root,
+        lambda name, data: fs.pipe_file(f"{root}/{name}", data),
+        lambda name: fs.rm_file(f"{root}/{name}"),
+    )
+
+
 class OriginContract:
     """Subclasses give the fixtures `world` and `origin`; the origin has CONCURRENCY slots."""
 
-    missing_folder_is_an_error = (
-        False  # whether the origin can distinguish a missing folder from an empty one
-    )
+    missing_folder_is_an_error = False  # whether the origin can distinguish it from an empty one
     folder_read: type[CachedFSError] = IsAFolder
     keeps_versions = False  # whether a replaced version can still be read; its bytes are right then
 
@@ -207,7 +224,7 @@ class OriginContract:
         root = world.root
         assert await names(origin.list(f"{root}/a")) == {(path, "file")}
         await origin.call("pipe_file", f"{root}/a/new.bin", b"new")
-        assert world.get("a/new.bin") == b"new"
+        assert (await read(origin, f"{root}/a/new.bin"))[0] == b"new"
         assert (await origin.lookup(f"{root}/a/new.bin")).size == 3
         assert (f"{root}/a/new.bin", "file") in await names(origin.list(f"{root}/a"))
         await origin.call("cp_file", path, f"{root}/a/copy.bin")

@@ -10,63 +10,40 @@ KEY = "0-a8Xq1ZkPq2mC5hJ3wKfL0A"
 DRIVE = "0AFpK3Xx8AmgsUk9PVA"
 LINKS = {
     f"https://drive.google.com/file/d/{ID}/view?usp=sharing": f"id:{ID}",
-    f"https://drive.google.com/file/d/{ID}/view": f"id:{ID}",
-    f"https://drive.google.com/file/d/{ID}/preview": f"id:{ID}",
     f"https://drive.google.com/file/d/{ID}": f"id:{ID}",
     f"https://drive.google.com/file/u/1/d/{ID}/edit": f"id:{ID}",
     f"https://drive.google.com/a/example.org/file/d/{ID}/view": f"id:{ID}",
     f"https://drive.google.com/file/d/{ID}/view?usp=drive_link&resourcekey={KEY}": f"id:{ID},resourcekey={KEY}",
     f"https://drive.google.com/open?id={ID}": f"id:{ID}",
-    f"https://drive.google.com/open?id={ID}/": f"id:{ID}",
-    f"https://drive.google.com/u/1/open?usp=drive_copy&id={ID}": f"id:{ID}",
     f"https://drive.google.com/uc?id={ID}&export=download": f"id:{ID}",
-    f"http://drive.google.com/uc?export=download&id={ID}": f"id:{ID}",
     f"https://drive.usercontent.google.com/download?id={ID}&confirm=t&uuid=1-2": f"id:{ID}",
     f"https://drive.google.com/drive/folders/{ID}": f"id:{ID}",
     f"https://drive.google.com/drive/u/0/folders/{ID}/": f"id:{ID}",
-    f"https://drive.google.com/drive/mobile/folders/{ID}": f"id:{ID}",
-    f"https://drive.google.com/drive/folders/{DRIVE}": f"id:{DRIVE}",
     f"https://drive.google.com/drive/folders/{ID}/sub/a b?.csv": f"id:{ID}/sub/a b?.csv",
-    f"https://drive.google.com/drive/folders/{ID}/*.csv": f"id:{ID}/*.csv",
     f"https://drive.google.com/drive/folders/{ID}?resourcekey={KEY}&usp=sharing/sub/a.csv": (
         f"id:{ID},resourcekey={KEY}/sub/a.csv"
     ),
-    f"https://drive.google.com/mobile/folders/{ID}": f"id:{ID}",
     f"https://drive.google.com/drive/u/0/mobile/folders/{ID}?usp=sharing": f"id:{ID}",
     f"https://drive.google.com/thumbnail?id={ID}&sz=w1000": f"id:{ID}",
-    f"https://www.googleapis.com/drive/v3/files/{ID}": f"id:{ID}",
     f"https://www.googleapis.com/drive/v3/files/{ID}?alt=media&key=AIza": f"id:{ID}",
-    f"https://www.googleapis.com/drive/v2/files/{ID}?alt=media": f"id:{ID}",
     f"HTTPS://Drive.Google.COM/file/d/{ID}/view": f"id:{ID}",
-    f" https://drive.google.com/file/d/{ID}/view ": f"id:{ID}",
     f"<https://drive.google.com/file/d/{ID}/view>": f"id:{ID}",
     f"https://drive.google.com/file/d/{ID}/view?usp=sharing;": f"id:{ID}",
-    f"https://drive.google.com/file/d/{ID};": f"id:{ID}",
-    f"https://drive.google.com/open?id={ID};": f"id:{ID}",
-    f"https://drive.google.com/file/d/{ID}/view\\": f"id:{ID}",
     f"https://drive.google.com/uc\\?id\\={ID}\\&export\\=download": f"id:{ID}",
-    f"https://drive.google.com/drive/folders/{ID}\\?usp\\=sharing": f"id:{ID}",
     f"https://drive.google.com/drive/folders/{ID}\\?resourcekey\\={KEY}/a\\b;": f"id:{ID},resourcekey={KEY}/a\\b;",
     f"https://drive.google.com/drive/folders/{ID.replace('_', chr(92) + '_')}": f"id:{ID}",
-    "https://drive.google.com/drive/my-drive": "My Drive",
     "https://drive.google.com/drive/u/0/my-drive?ths=true": "My Drive",
     "https://drive.google.com/drive/shared-with-me": "Shared with me",
     f"https://docs.google.com/document/d/{ID}/edit?tab=t.0#heading=h.x": f"id:{ID}",
-    f"https://docs.google.com/spreadsheets/d/{ID}/edit#gid=0": f"id:{ID}",
-    f"https://docs.google.com/document/d/{ID}/edit#heading=h.x/y": f"id:{ID}",
     f"https://drive.google.com/open?id={ID}&q=a/b#c/d": f"id:{ID}",
-    f"https://drive.google.com/drive/folders/{ID}#a/b": f"id:{ID}",
-    f"https://docs.google.com/presentation/u/0/d/{ID}": f"id:{ID}",
 }
 OTHER_PATHS = {
     f"drive.google.com/open?id={ID}": f"id:{ID}",
     f" Drive.google.com/drive/folders/{ID}/a;": f"id:{ID}/a;",
-    f"www.googleapis.com/drive/v3/files/{ID}": f"id:{ID}",
     ID: f"id:{ID}",
     DRIVE: f"id:{DRIVE}",
     "/content/drive/MyDrive/a/b": "My Drive/a/b",
     "/content/drive/My Drive/a b": "My Drive/a b",
-    "/content/drive/MyDrive": "My Drive",
     "/content/drive/Shareddrives/Team A/x": "shared:Team A/x",
     "/content/gdrive/Shared drives/Team A": "shared:Team A",
     "MyDrive/a": "My Drive/a",
@@ -87,7 +64,6 @@ PLAIN_URLS = [
     "https://example.org/?u=https://drive.google.com/open?id=" + ID,
     # What link names is an export of a public document, or a published page: HTTP gives it without an account.
     f"https://docs.google.com/spreadsheets/d/{ID}/export?format=csv",
-    f"https://docs.google.com/spreadsheets/d/{ID}/gviz/tq?tqx=out:csv",
     "https://docs.google.com/spreadsheets/d/e/2PACX-1vQx0/pub?output=csv",
     f"https://www.googleapis.com/drive/v3/files/{ID}/export?mimeType=text/csv",
 ]
@@ -135,7 +111,7 @@ def test_a_link_without_https_and_an_id_may_be_local_paths_too(text, is_bare):
     assert is_bare_link(text) == is_bare
 
 
-@pytest.mark.parametrize("link", PAGES + PLAIN_URLS[-4:])
+@pytest.mark.parametrize("link", PAGES + PLAIN_URLS[-3:])
 def test_a_link_that_names_no_file_is_an_error_that_lists_those_that_do(link):
     with pytest.raises(ValueError, match=r"file/d/ID.*open\?id=ID.*drive/folders/ID.*export"):
         canonical_path(link)

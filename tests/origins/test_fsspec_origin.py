@@ -1,12 +1,10 @@
 """The generic origin: the contract over memory and local files, fingerprints, misbehaving filesystems."""
 
 import asyncio
-import gc
 import os
 import sys
 import uuid
 import weakref
-from pathlib import Path
 
 import fsspec
 import pytest
@@ -19,34 +17,8 @@ from cachedfs.common.urls import filesystem_at
 from cachedfs.errors import CachedFSError, ObjectChanged
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, make_private
 from cachedfs.origins.registry import identity_of, strip
-from tests.origins.contract import DATA, OriginContract, read
+from tests.origins.contract import DATA, OriginContract, folder_of, read
 from tests.support import make_old
-
-
-class World:
-    """A folder of a filesystem."""
-
-    def __init__(self, fs, root):
-        self._fs, self.root = fs, root
-
-    def put(self, name, data):
-        self._fs.pipe_file(f"{self.root}/{name}", data)
-
-    def get(self, name):
-        return bytes(self._fs.cat_file(f"{self.root}/{name}"))
-
-    def delete(self, name):
-        self._fs.rm_file(f"{self.root}/{name}")
-
-
-class FilesWorld(World):
-    def put(self, name, data):
-        path = Path(self.root, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name("temporary")
-        temporary.write_bytes(data)
-        make_old(temporary)
-        os.replace(temporary, path)  # another inode, even if the clock of the disk is coarse
 
 
 class TestOverMemory(OriginContract):
@@ -55,7 +27,7 @@ class TestOverMemory(OriginContract):
     @pytest.fixture
     def world(self):
         fs, root = MemoryFileSystem(), f"/{uuid.uuid4().hex}"
-        yield World(fs, root)
+        yield folder_of(fs, root)
         fs.rm(root, recursive=True) if fs.exists(root) else None
 
     @pytest.fixture
@@ -68,8 +40,16 @@ class TestOverLocalFiles(OriginContract):
 
     @pytest.fixture
     def world(self, tmp_path):
-        (tmp_path / "root").mkdir()
-        return FilesWorld(LocalFileSystem(), str(tmp_path / "root"))
+        def put(name, data):
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name("temporary")
+            temporary.write_bytes(data)
+            make_old(temporary)
+            os.replace(temporary, path)  # another inode, even if the clock of the disk is coarse
+
+        (root := tmp_path / "root").mkdir()
+        return folder_of(LocalFileSystem(), str(root))._replace(put=put)
 
     @pytest.fixture
     async def origin(self, opened):
@@ -207,17 +187,6 @@ async def test_a_large_object_is_read_in_pieces_each_verified(origin, strange, m
 
 
 # making the filesystem
-async def test_the_filesystem_is_created_at_the_first_call(monkeypatch, opened):
-    for name in ("gcsfs", "gcsfs.core"):
-        monkeypatch.setitem(sys.modules, name, None)  # any import of it fails
-    # The import of gcsfs would fail again.
-    monkeypatch.delitem(sys.modules, "cachedfs.origins.gcs.checked_gcsfs", raising=False)
-    origin = opened("gs", token="anon")
-    assert origin.identity == "gs|storage.googleapis.com|anon"
-    with pytest.raises(ImportError, match=r"gs:// needs gcsfs.*pip install \"cachedfs\[gcs\]\""):
-        await origin.lookup("b/k")
-
-
 @pytest.mark.parametrize(
     ("protocol", "package", "advice"),
     [("abfs", "adlfs", "adlfs"), ("s3", "s3fs", r"pip install .cachedfs\[s3\]")],
@@ -267,27 +236,6 @@ async def test_a_failed_creation_is_raised_by_all_callers_and_retried_later():
     assert first is second
     assert await asyncio.gather(once.get(), once.get()) == [2, 2]
     assert (once.take(), once.take()) == (2, None)
-
-
-async def test_an_error_of_a_shared_attempt_is_freed_with_its_callers():
-    class Failure(Exception):
-        pass
-
-    async def fail():
-        raise Failure
-
-    once = AsyncOnce(fail)
-
-    async def failed():
-        try:
-            await once.get()
-        except Failure as error:
-            return weakref.ref(error)
-
-    left = [await failed() for _ in range(2)]
-    await asyncio.sleep(0)  # callbacks of the attempts run
-    gc.collect()
-    assert [ref() for ref in left] == [None, None]
 
 
 async def test_clients_of_adlfs_are_closed_once_and_not_at_the_end_of_the_process(strange):

@@ -6,7 +6,6 @@ import threading
 import traceback
 from contextlib import asynccontextmanager, nullcontext, suppress
 from datetime import datetime
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +18,7 @@ from cachedfs.origins import http
 from cachedfs.origins.base import has_stale_answer
 from cachedfs.origins.http import HTTPClient, new_connector
 from cachedfs.origins.http_request import HTTPRequest
+from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.request_slots import RequestSlots
 from cachedfs.origins.retry import RetryableError, RetryPolicy
 from cachedfs.origins.tokens import TokenSource
@@ -91,6 +91,19 @@ async def test_an_answer_before_the_end_of_the_body_is_an_answer():
 
     with pytest.raises(OSError, match="answered 403"):
         await sent_to(hasty, dataclasses.replace(HASTY, stall_s=60.0))
+
+
+async def test_bytes_that_are_not_http_are_unusable_and_no_400():
+    """For example when bytes after one answer are taken for the next one on the same connection."""
+
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"bytes of an earlier answer\r\n\r\n")
+
+    async with serving(answer) as url, aiohttp.ClientSession() as session:
+        with pytest.raises(OriginUnavailable, match="gs://b/k") as caught, mapped("gs://b/k", "writing it"):
+            await session.get(url)
+    assert caught.value.__cause__.status == 400
 
 
 class NameServer:
@@ -191,30 +204,6 @@ async def test_a_traceback_has_no_signature_of_a_url():
         with pytest.raises(OriginUnavailable) as raised:
             await client.retried(lambda: client.answer(request), request)
     assert "SECRET" not in "".join(traceback.format_exception(raised.value))
-
-
-class Session:
-    """Answers each request with an error, and keeps its timeout."""
-
-    async def request(self, method, url, *, timeout, **options):  # as aiohttp has it
-        self.timeout = timeout
-        content = SimpleNamespace(readany=partial(asyncio.sleep, 0, b""))
-        return SimpleNamespace(status=500, headers={}, history=(), content=content, connection=None)
-
-
-@pytest.mark.parametrize(("is_stale", "expected"), [(True, 3.0), (False, 20.0)])
-async def test_a_caller_with_a_stale_answer_waits_less_long_for_a_connection(is_stale, expected):
-    async def ask(**options):
-        has_stale_answer.set(is_stale)
-        with pytest.raises(OSError, match="answered 500"):
-            await client_of(session, RetryPolicy(), **options).answer(request)
-
-    request, session = HTTPRequest(url="http://host/", subject="x://y", doing="reading"), Session()
-    await asyncio.create_task(ask())
-    assert session.timeout.connect == expected
-    mine = aiohttp.ClientTimeout(total=7)
-    await asyncio.create_task(ask(timeout=mine))
-    assert session.timeout is mine
 
 
 @pytest.mark.parametrize(

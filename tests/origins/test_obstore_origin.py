@@ -1,35 +1,32 @@
 """An obstore store as an origin: the contract over memory, local files, and the simulated S3; identities."""
 
+from functools import partial
+from pathlib import Path
+
 import pytest
 
 from cachedfs.errors import ObjectChanged, ObjectNotFound
 from cachedfs.origins.obstore_origin import identity_of_store, root_of_store
-from tests.origins.contract import DATA, OriginContract
+from tests.origins.contract import DATA, OriginContract, World
 from tests.support import make_old
 
 stores = pytest.importorskip("obstore.store")
-
-
-class StoreWorld:
-    """Writes through the store."""
-
-    def __init__(self, store):
-        self.store = store
-        self.root = f"{root_of_store(store)}/root".strip("/")
-
-    def put(self, name, data):
-        self.store.put(f"root/{name}", data)
-
-    def delete(self, name):
-        self.store.delete(f"root/{name}")
 
 
 class ObstoreContract(OriginContract):
     folder_read = ObjectNotFound
 
     @pytest.fixture
-    async def origin(self, world, opened):
-        return opened("obstore", store=world.store, identity="")
+    def world(self, store):
+        root = f"{root_of_store(store)}/root".strip("/")
+        return World(root, partial(self.put, store), lambda name: store.delete(f"root/{name}"))
+
+    def put(self, store, name, data):
+        store.put(f"root/{name}", data)
+
+    @pytest.fixture
+    async def origin(self, store, opened):
+        return opened("obstore", store=store, identity="")
 
     async def test_writes_are_seen_at_once(self, origin, path):
         with pytest.raises(NotImplementedError, match="no pipe_file: use the store itself"):
@@ -44,43 +41,29 @@ class ObstoreContract(OriginContract):
 
 class TestOverMemory(ObstoreContract):
     @pytest.fixture
-    def world(self):
-        return StoreWorld(stores.MemoryStore())
-
-
-class FilesWorld(StoreWorld):
-    def __init__(self, folder):
-        super().__init__(stores.LocalStore(folder))
-        self._folder = folder
-
-    def put(self, name, data):
-        super().put(name, data)
-        make_old(self._folder / "root" / name)
+    def store(self):
+        return stores.MemoryStore()
 
 
 class TestOverLocalFiles(ObstoreContract):
     @pytest.fixture
-    def world(self, tmp_path):
-        return FilesWorld(tmp_path)
+    def store(self, tmp_path):
+        return stores.LocalStore(tmp_path)
+
+    def put(self, store, name, data):
+        super().put(store, name, data)
+        make_old(Path(store.prefix, "root", name))
 
 
 class TestOverS3(ObstoreContract):
     @pytest.fixture
-    def world(self, request):
-        bucket = request.getfixturevalue("s3")
-        return StoreWorld(
-            stores.S3Store(
-                bucket.name,
-                endpoint=bucket.server.endpoint_url,
-                access_key_id="an-id",
-                secret_access_key="a-secret",
-                client_options={"allow_http": True},
-            )
-        )
+    def store(self, s3):
+        options = {"endpoint": s3.server.endpoint_url, "client_options": {"allow_http": True}}
+        return stores.S3Store(s3.name, access_key_id="an-id", secret_access_key="a-secret", **options)
 
 
 # Identity.
-def s3(bucket="b", **config):
+def s3_store(bucket="b", **config):
     if "access_key_id" in config:
         config.setdefault("secret_access_key", "s")
     return stores.S3Store(bucket, **config)
@@ -92,21 +75,21 @@ def of(store, account=None, **environ):
 
 def test_the_identity_names_the_bucket_and_the_account_and_no_secret():
     same = [
-        of(s3(access_key_id="k")),
-        of(s3(access_key_id="k", secret_access_key="other", session_token="t", prefix="p")),
-        of(s3(region="eu-west-1", access_key_id="k", virtual_hosted_style_request=True)),
-        of(s3(), AWS_ACCESS_KEY_ID="k", AWS_SECRET_ACCESS_KEY="s", AWS_REGION="r"),
+        of(s3_store(access_key_id="k")),
+        of(s3_store(access_key_id="k", secret_access_key="other", session_token="t", prefix="p")),
+        of(s3_store(region="eu-west-1", access_key_id="k", virtual_hosted_style_request=True)),
+        of(s3_store(), AWS_ACCESS_KEY_ID="k", AWS_SECRET_ACCESS_KEY="s", AWS_REGION="r"),
     ]
     assert len({*same}) == 1
     others = [
         same[0],
-        of(s3()),
-        of(s3(skip_signature=True)),
-        of(s3(access_key_id="k2")),
-        of(s3(access_key_id="k", endpoint="http://e")),
-        of(s3(), AWS_ACCESS_KEY_ID="k", AWS_ENDPOINT_URL="http://e"),
-        of(s3("c", access_key_id="k")),
-        of(s3(access_key_id="k"), "me"),
+        of(s3_store()),
+        of(s3_store(skip_signature=True)),
+        of(s3_store(access_key_id="k2")),
+        of(s3_store(access_key_id="k", endpoint="http://e")),
+        of(s3_store(), AWS_ACCESS_KEY_ID="k", AWS_ENDPOINT_URL="http://e"),
+        of(s3_store("c", access_key_id="k")),
+        of(s3_store(access_key_id="k"), "me"),
         of(stores.GCSStore("b", config={"bearer_token": "t"})),
         of(stores.GCSStore("b", config={"bearer_token": "u"})),
         of(stores.HTTPStore("https://e/b")),
@@ -116,23 +99,25 @@ def test_the_identity_names_the_bucket_and_the_account_and_no_secret():
         of(stores.MemoryStore()),
     ]
     assert len({*others}) == len(others)
-    assert of(s3(access_key_id="k"), "me") == of(s3(skip_signature=True), "me", AWS_ACCESS_KEY_ID="x")
-    assert of(s3(access_key_id="k"), "me") != of(s3("c"), "me")
+    assert of(s3_store(access_key_id="k"), "me") == of(
+        s3_store(skip_signature=True), "me", AWS_ACCESS_KEY_ID="x"
+    )
+    assert of(s3_store(access_key_id="k"), "me") != of(s3_store("c"), "me")
 
 
 def test_a_credential_provider_needs_the_name_of_its_account():
-    store = s3(
+    store = s3_store(
         credential_provider=lambda: {"access_key_id": "k", "secret_access_key": "s", "expires_at": None}
     )
     with pytest.raises(ValueError, match="Name the account"):
         of(store)
-    assert of(store, "me") == of(s3(), "me")
+    assert of(store, "me") == of(s3_store(), "me")
 
 
 @pytest.mark.parametrize(
     ("store", "root"),
     [
-        (lambda: s3(prefix="/p/q/"), "b/p/q"),
+        (lambda: s3_store(prefix="/p/q/"), "b/p/q"),
         (lambda: stores.AzureStore("c", account_name="a", skip_signature=True), "c"),
         (lambda: stores.HTTPStore("https://u:p@e:1/b/"), "e:1/b"),
         (stores.LocalStore, ""),
@@ -146,16 +131,16 @@ def test_the_root_is_bucket_and_prefix(store, root):
 # Odd answers.
 async def test_a_path_outside_of_the_store_is_not_found(opened):
     with pytest.raises(ObjectNotFound, match="outside of the store"):
-        await opened("obstore", store=s3(prefix="p"), identity="").lookup("b/q/x")
+        await opened("obstore", store=s3_store(prefix="p"), identity="").lookup("b/q/x")
 
 
 async def test_a_local_file_that_changes_while_it_is_read_is_object_changed(opened, tmp_path, monkeypatch):
     monkeypatch.setattr("cachedfs.origins.obstore_origin._PIECE", 1000)
-    world = StoreWorld(stores.LocalStore(tmp_path))
-    world.put("x", DATA)
-    origin = opened("obstore", store=world.store, identity="")
-    async with origin.read(f"{world.root}/x", None, None) as reply:
-        (tmp_path / "root" / "x").write_bytes(DATA[::-1] + b"x")
+    (tmp_path / "x").write_bytes(DATA)
+    store = stores.LocalStore(tmp_path)
+    origin = opened("obstore", store=store, identity="")
+    async with origin.read(f"{root_of_store(store)}/x", None, None) as reply:
+        (tmp_path / "x").write_bytes(DATA[::-1] + b"x")
         with pytest.raises(ObjectChanged, match="it was time"):
             async for _ in reply.body:
                 pass

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import http.client
+import re
 import threading
 import urllib.error
 import urllib.request
 import webbrowser
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from typing import Any
 from unittest import mock
 from urllib.parse import urlencode, urljoin, urlsplit
@@ -36,22 +37,6 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *args: Any) -> None: ...
 
 
-class _Form(HTMLParser):
-    """The address and the fields of the form in a page."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.action, self.fields = "", dict[str, str]()
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
-        if tag == "form":
-            self.action = given["action"]
-        elif tag == "input":
-            self.fields[given["name"]] = given["value"]
-
-
 def fetch(url: str, fields: dict[str, str] | None = None) -> tuple[int, str, str]:
     """Return status, redirect target and text of a GET, or of a POST of these fields."""
     opener = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
@@ -67,8 +52,10 @@ def allow(url: str, decision: str = "allow") -> str:
     """Press a button of the consent page at `url`; return the address that the browser is sent to."""
     status, _, page = fetch(url)
     assert status == 200, page
-    form = _Form(page)
-    return fetch(urljoin(url, form.action), {**form.fields, "decision": decision})[1]
+    [action] = re.findall('<form .*action="(.*?)"', page)
+    hidden = re.findall('<input .*?name="(.*?)" value="(.*?)"', page)
+    fields = {html.unescape(name): html.unescape(value) for name, value in hidden}
+    return fetch(urljoin(url, action), {**fields, "decision": decision})[1]
 
 
 @contextlib.contextmanager

@@ -1,29 +1,26 @@
 """The simulated Google Drive, used by PyDrive2 and the Google API client."""
 
-import gzip
 import io
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import pytest
 
 from cachedfs.demo.jobs import Redirected
 from cachedfs.sim import DriveServer, Quota
 from cachedfs.sim.drive.fields import FIELDS
-from cachedfs.sim.quota import QUOTAS, Meter
-from tests.sim import browser
-from tests.sim.discovery import problems_of_reply
+from tests.sim.browser import ask
 
 discovery = pytest.importorskip("googleapiclient.discovery")
 httplib2 = pytest.importorskip("httplib2")
 
 FOLDER = "application/vnd.google-apps.folder"
 CHUNK = 256 << 10
-V2, V3 = "/drive/v2/files", "/drive/v3/files"
+V3 = "/drive/v3/files"
 UPLOAD, CHANGES = "/upload/drive/v3/files", "/drive/v3/changes"
 BOTH = {"supportsAllDrives": "true", "includeItemsFromAllDrives": "true"}
 
@@ -32,23 +29,6 @@ BOTH = {"supportsAllDrives": "true", "includeItemsFromAllDrives": "true"}
 def server() -> Iterator[DriveServer]:
     with DriveServer() as running:
         yield running
-
-
-def ask(
-    server: DriveServer, target: str, method: str = "GET", body: bytes | None = None, **headers: str
-) -> browser.Reply:
-    """Send one request, and check the reply; return status, headers and body."""
-    reply = browser.ask(server, target, method, body, **headers)
-    judge(method, target, *reply)
-    return reply
-
-
-def judge(verb: str, target: str, status: int, headers: Any, body: bytes) -> None:
-    """Fail unless a reply matches the discovery documents; every reply in this file is checked here."""
-    if headers.get("Content-Encoding", headers.get("content-encoding")) == "gzip":
-        body = gzip.decompress(body)
-    kind = headers.get("Content-Type") or headers.get("content-type") or ""
-    assert problems_of_reply(verb, target, status, kind, body) == []
 
 
 def ask_json(server: DriveServer, path: str, method: str = "GET", body: Any = None, **query: Any) -> Any:
@@ -65,25 +45,15 @@ def names(server: DriveServer, q: str, **query: Any) -> list[str]:
     return sorted(item["name"] for item in reply["files"])
 
 
-class Judged(httplib2.Http):
-    """An http object whose replies are checked."""
-
-    def request(self, uri: str, method: str = "GET", *args: Any, **kwargs: Any) -> Any:
-        response, body = super().request(uri, method, *args, **kwargs)
-        parts = urlsplit(uri)
-        judge(method, f"{parts.path}?{parts.query}", response.status, dict(response), body)
-        return response, body
-
-
 class Credentials(Redirected):
     """The credentials that PyDrive2 needs; their http objects send requests to the simulation."""
 
     def __init__(self, server: DriveServer) -> None:
         super().__init__(server.endpoint_url)
-        self._made: list[Judged] = []
+        self._made: list[Any] = []
 
     def authorize(self, _: Any) -> Any:
-        http = Judged()
+        http = httplib2.Http()
         self._made.append(http)
         http.redirect_codes = http.redirect_codes - {308}  # a 308 is not a redirect in this API
         return super().authorize(http)
@@ -94,47 +64,23 @@ class Credentials(Redirected):
             made.close()
 
 
-def build(server: DriveServer, version: str) -> Any:
-    http = Credentials(server).authorize(None)
-    return discovery.build("drive", version, http=http, static_discovery=True)
-
-
 @pytest.fixture
 def v3(server: DriveServer) -> Any:
-    with build(server, "v3") as service:
+    http = Credentials(server).authorize(None)
+    with discovery.build("drive", "v3", http=http, static_discovery=True) as service:
         yield service
 
 
 @pytest.fixture
-def auth(server: DriveServer) -> Any:
+def pyfs(server: DriveServer) -> Any:
+    """PyDrive2's own filesystem, rooted in My Drive."""
     pydrive2 = pytest.importorskip("pydrive2.auth")
     config = dict.fromkeys(pydrive2.GoogleAuth.CLIENT_CONFIGS_LIST, "x")
     auth = pydrive2.GoogleAuth(settings={"client_config_backend": "settings", "client_config": config})
     auth.credentials = Credentials(server)
-    yield auth
-    auth.credentials.close()
-
-
-@pytest.fixture
-def pyfs(auth: Any) -> Any:
-    """PyDrive2's own filesystem, rooted in My Drive."""
     spec = pytest.importorskip("pydrive2.fs.spec")
-    return spec.GDriveFileSystem("root", google_auth=auth, skip_instance_cache=True)
-
-
-@pytest.fixture
-def gfs(server: DriveServer) -> Any:
-    """gdrive-fsspec's filesystem, with its public service replaced by the simulation."""
-    core = pytest.importorskip("gdrive_fsspec.core")
-    fs = core.GoogleDriveFileSystem(token="anon", skip_instance_cache=True)
-    fs.srv.close()
-    fs.srv = build(server, "v3")
-    fs.files = fs.srv.files()
-    yield fs
-    fs.srv.close()
-
-
-# PyDrive2
+    yield spec.GDriveFileSystem("root", google_auth=auth, skip_instance_cache=True)
+    auth.credentials.close()
 
 
 def test_pydrive2_lists_and_reads(server: DriveServer, pyfs: Any) -> None:
@@ -151,9 +97,6 @@ def test_pydrive2_lists_and_reads(server: DriveServer, pyfs: Any) -> None:
     for name, data in (("d/sub/b.txt", b"22"), ("empty", b"")):
         with pyfs.open(f"root/{name}", "rb") as f:
             assert f.read() == data
-
-
-# google-api-python-client
 
 
 @pytest.mark.parametrize("size", [0, 2 * CHUNK + 5])
@@ -193,46 +136,12 @@ def test_copies_moves_and_revisions(server: DriveServer, v3: Any) -> None:
     assert (error["status"], error["reason"]) == (403, "cannotDeleteOnlyRevision")
 
 
-# gdrive-fsspec
-
-
-def test_gdrive_fsspec_lists_and_reads_ranges(server: DriveServer, gfs: Any) -> None:
-    data = bytes(range(256)) * 40
-    server.put("d/f", data)
-    server.put("d/g", b"g")
-    server.put("a", b"a")
-    assert gfs.ls("") == ["a", "d"]
-    assert gfs.info("d/f")["size"] == len(data)
-    gfs.invalidate_cache()
-    assert gfs.ls("d") == ["d/f", "d/g"]
-    assert gfs.cat("d/f") == data
-    assert gfs.cat_file("d/f", 10, 20) == data[10:20]
-    with gfs.open("d/f", "rb", block_size=100) as f:
-        f.seek(5000)
-        assert f.read(50) == data[5000:5050]
-        f.seek(3)
-        assert f.read(4) == data[3:7]
-    assert {entry.status for entry in server.requests if entry.kind == "media"} == {206}
-
-
-# Changes
-
-
-def start(server: DriveServer, **query: Any) -> str:
-    return str(ask_json(server, f"{CHANGES}/startPageToken", **query)["startPageToken"])
-
-
 def changes(server: DriveServer, token: str, **query: Any) -> Any:
     return ask_json(server, CHANGES, pageToken=token, **query)
 
 
-def seen(server: DriveServer, token: str, **query: Any) -> list[tuple[str, bool]]:
-    """Return the ids of changed items, and whether they are reported as removed."""
-    return [(row["fileId"], row["removed"]) for row in changes(server, token, **query)["changes"]]
-
-
 def test_changes_are_listed_once_each_in_pages(server: DriveServer) -> None:
-    first = start(server)
+    first = ask_json(server, f"{CHANGES}/startPageToken")["startPageToken"]
     kept, gone = server.put("kept", b"1"), server.put("gone", b"2")
     server.put("kept", b"22")
     server.remove(gone)
@@ -243,13 +152,10 @@ def test_changes_are_listed_once_each_in_pages(server: DriveServer) -> None:
     [row] = page["changes"]
     assert (row["fileId"], row["removed"], "file" in row) == (gone, True, False)
     after = page["newStartPageToken"]
-    assert seen(server, after) == []
+    assert changes(server, after)["changes"] == []
     page = changes(server, first, fields="newStartPageToken,changes(fileId,removed)")
     assert page["changes"] == [{"fileId": kept, "removed": False}, {"fileId": gone, "removed": True}]
     assert page["newStartPageToken"] == after
-
-
-# Listings
 
 
 @pytest.mark.parametrize(
@@ -259,8 +165,6 @@ def test_changes_are_listed_once_each_in_pages(server: DriveServer) -> None:
         ("trashed = true or name = 'g'", ["g", "t"]),
         ("not (name='f' or name='g') and trashed=false", ["d", "theirs"]),
         ("not trashed = true and not 'root' in parents", ["theirs"]),
-        ("('root' in parents) and name='f'", ["f"]),
-        ("sharedWithMe", ["theirs"]),
         ("sharedWithMe=true", ["theirs"]),
     ],
 )
@@ -286,9 +190,7 @@ def test_invalid_queries_are_refused(server: DriveServer, q: str) -> None:
     [
         ("/drive/v3/about", 400, "required"),
         (CHANGES, 400, "required"),
-        (f"{CHANGES}/startPageToken?driveId=x&supportsAllDrives=true", 404, "notFound"),
         (f"{V3}?orderBy=folder", 400, "invalid"),
-        (f"{V3}?pageSize=0", 400, "invalid"),
         (f"{V3}?fields=files(nothing)", 400, "invalidParameter"),
         (f"{V3}?fields=files(", 400, "invalidParameter"),
     ],
@@ -298,16 +200,10 @@ def test_what_google_refuses_is_refused(server: DriveServer, target: str, status
     assert (error["status"], error["reason"]) == (status, reason)
 
 
-# Fields
-
-
 def test_fields_are_those_of_the_discovery_document() -> None:
     documents = Path(discovery.__file__).parent / "discovery_cache" / "documents"
     schema = json.loads((documents / "drive.v3.json").read_text())["schemas"]["File"]
     assert set(FIELDS) == schema["properties"].keys()
-
-
-# Items
 
 
 def test_items_of_a_shared_drive_are_visible_only_on_request(server: DriveServer) -> None:
@@ -329,20 +225,41 @@ def test_items_of_a_shared_drive_are_visible_only_on_request(server: DriveServer
     assert server.item(mine)["driveId"] == drive_id
 
 
-# Resumable uploads
+def test_an_api_key_sees_what_is_public(server: DriveServer) -> None:
+    server.require_token("t")
+    public, key = server.folder("open"), server.api_key()
+    below, secret = server.put("open/sub/f", b"below"), server.put("h", b"no")
+    sub, root = server.folder("open/sub"), server.item("root")["id"]
+    server.publish(public)
 
+    def listed(q: str) -> set[str]:
+        return {row["id"] for row in ask_json(server, V3, q=q, key=key)["files"]}
 
-def begin(server: DriveServer, body: Any, item_id: str = "") -> str:
-    """Return the path of a new resumable upload."""
-    at = f"{UPLOAD}{'/' if item_id else ''}{item_id}?uploadType=resumable"
-    data = json.dumps(body).encode()
-    status, headers, _ = ask(server, at, "PATCH" if item_id else "POST", data, x_upload_content_type="x/y")
-    assert status == 200
-    return str(headers["Location"]).removeprefix(server.endpoint_url)
+    assert listed(f"'{public}' in parents") == {sub}
+    assert listed(f"'{sub}' in parents and trashed=false") == {below}
+    assert listed("trashed=false") == set()  # no account, no files of its own
+    assert ask(server, f"{V3}/{below}?alt=media&key={key}", range="bytes=1-2")[2] == b"el"
+    assert ask(server, f"{V3}/{below}?alt=media", x_goog_api_key=key)[2] == b"below"
+    for hidden in (secret, root):
+        for query in ({}, {"alt": "media"}):
+            assert ask_json(server, f"{V3}/{hidden}", key=key, **query)["reason"] == "notFound"
+    assert ask_json(server, V3, q=f"'{root}' in parents", key=key)["reason"] == "notFound"
+    assert ask(server, f"{V3}/{secret}?key={key}", authorization="Bearer t")[0] == 200  # the account's rights
+    revisions = f"{V3}/{below}/revisions"
+    for target in (revisions, f"{revisions}/{server.item(below)['headRevisionId']}?alt=media"):
+        assert ask(server, target, x_goog_api_key=key)[0] == 403
+    assert "permissions" not in ask_json(server, f"{V3}/{below}", fields="*", key=key)
+    for headers in ({}, {"x_goog_api_key": key}):  # only an account may write
+        assert ask(server, f"{V3}/{below}", "PATCH", b"{}", **headers)[0] == 401
+    server.publish(public, False)
+    assert ask_json(server, f"{V3}/{below}", key=key)["reason"] == "notFound"
 
 
 def test_a_resumable_upload_reports_the_bytes_received(server: DriveServer) -> None:
-    at, data = begin(server, {"name": "f"}), os.urandom(2 * CHUNK + 10)
+    status, headers, _ = ask(
+        server, f"{UPLOAD}?uploadType=resumable", "POST", b'{"name": "f"}', x_upload_content_type="x/y"
+    )
+    at, data = str(headers["Location"]).removeprefix(server.endpoint_url), os.urandom(2 * CHUNK + 10)
     size = len(data)
     assert ask(server, at, "PUT", b"", content_range=f"bytes */{size}")[:1] == (308,)
     first = f"bytes 0-{CHUNK - 1}/{size}"
@@ -368,36 +285,16 @@ def test_a_resumable_upload_reports_the_bytes_received(server: DriveServer) -> N
     assert server.count("upload", made["id"]) == len(server.requests)
 
 
-# Budgets, errors, tokens
-
-
-def test_a_quota_in_units_is_per_user_and_per_project() -> None:
-    meter = Meter(QUOTAS["units"])  # 325,000 units a minute for a user, 1,000,000 for a project
-
-    def downloads(user: str, at: float) -> int:
-        return sum(meter.charge(user, "p", 200, at) is None for _ in range(2000))
-
-    assert [downloads(user, 0.0) for user in "abcd"] == [1625, 1625, 1625, 125]
-    assert meter.charge("a", "p", 5, 59.0) == "user"
-    assert meter.charge("d", "p", 200, 59.0) == "project"
-    assert meter.charge("d", "another", 200, 59.0) is None
-    assert downloads("a", 61.0) == 1625
-
-
 def test_too_many_creates_are_refused_and_create_nothing() -> None:
     with DriveServer(quota=Quota(creates_per_s=1e-6)) as server:
         body = {"name": "d", "mimeType": FOLDER}
         replies = [ask_json(server, V3, "POST", body) for _ in range(3)]
         assert [reply.get("reason") for reply in replies] == [None, *["userRateLimitExceeded"] * 2]
         assert len(server.find("d")) == 1
-        at = "/upload/drive/v3/files?uploadType=resumable"
-        assert ask(server, at, "POST", b"{}")[0] == 403
+        assert ask(server, f"{UPLOAD}?uploadType=resumable", "POST", b"{}")[0] == 403
         item_id = server.put("f", b"x")
         assert ask_json(server, f"{V3}/{item_id}/copy", "POST", {})["status"] == 403
         assert ask_json(server, f"{V3}/{item_id}", "PATCH", {"name": "g"})["name"] == "g"
-
-
-# Ways to run
 
 
 def test_a_folder_on_disk_is_served_as_my_drive(tmp_path: Path) -> None:

@@ -7,13 +7,12 @@ import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
 
 from cachedfs.sim import DriveServer
-from tests.sim.browser import allow, fetch
-from tests.sim.test_drive import ask
+from tests.sim.browser import allow, ask, fetch
 
 FULL = "https://www.googleapis.com/auth/drive"
 VERIFIER = "v" * 43
@@ -27,42 +26,26 @@ def server() -> Iterator[DriveServer]:
         yield server
 
 
-def page(server: DriveServer, **changed: str) -> str:
-    """Return the address of the consent page."""
+def answer(server: DriveServer, access_type: str = "offline") -> dict[str, str]:
+    """Return what the consent page sends a browser back with."""
     client = server.client_json()["installed"]
     asked = {"client_id": client["client_id"], "redirect_uri": BACK, "response_type": "code", "scope": FULL}
-    asked |= {
-        "state": "s1",
-        "access_type": "offline",
-        "code_challenge": CHALLENGE,
-        "code_challenge_method": "S256",
-    }
-    return f"{client['auth_uri']}?{urlencode(asked | changed)}"
-
-
-def answer(server: DriveServer, decision: str = "allow", **changed: str) -> dict[str, str]:
-    address = allow(page(server, **changed), decision)
+    asked |= {"state": "s1", "access_type": access_type}
+    asked |= {"code_challenge": CHALLENGE, "code_challenge_method": "S256"}
+    address = allow(f"{client['auth_uri']}?{urlencode(asked)}")
     assert address.startswith(BACK)
-    return {name: values[0] for name, values in parse_qs(urlsplit(address).query).items()}
-
-
-def tokens(server: DriveServer, status: int = 200, **form: str) -> dict[str, Any]:
-    client = server.client_json()["installed"]
-    known = {"client_id": client["client_id"], "client_secret": client["client_secret"]}
-    got, _, text = fetch(client["token_uri"], known | form)
-    assert got == status, text
-    reply: dict[str, Any] = json.loads(text)
-    return reply
+    return dict(parse_qsl(urlsplit(address).query))
 
 
 def exchanged(server: DriveServer, code: str, status: int = 200, /, **changed: str) -> dict[str, Any]:
+    """Return what the server answers to a code, with this status."""
+    client = server.client_json()["installed"]
     form = {"grant_type": "authorization_code", "code": code, "redirect_uri": BACK, "code_verifier": VERIFIER}
-    return tokens(server, status, **form | changed)
-
-
-def status_of(server: DriveServer, token: str, method: str = "GET") -> int:
-    sent: int = ask(server, "/drive/v3/files", method, b"{}", authorization=f"Bearer {token}")[0]
-    return sent
+    form |= {name: client[name] for name in ("client_id", "client_secret")}
+    got, _, text = fetch(client["token_uri"], form | changed)
+    assert got == status, text
+    reply: dict[str, Any] = json.loads(text)
+    return reply
 
 
 def test_a_code_becomes_tokens_once(server: DriveServer) -> None:
@@ -70,8 +53,8 @@ def test_a_code_becomes_tokens_once(server: DriveServer) -> None:
     assert found["state"] == "s1"
     reply = exchanged(server, found["code"])
     assert (reply["token_type"], reply["expires_in"], reply["scope"]) == ("Bearer", 3599, FULL)
-    assert status_of(server, reply["access_token"]) == 200
-    again = tokens(server, grant_type="refresh_token", refresh_token=reply["refresh_token"])
+    assert ask(server, "/drive/v3/files", authorization=f"Bearer {reply['access_token']}")[0] == 200
+    again = exchanged(server, "", grant_type="refresh_token", refresh_token=reply["refresh_token"])
     assert again["scope"] == FULL
     assert "refresh_token" not in again
     assert exchanged(server, found["code"], 400)["error"] == "invalid_grant"

@@ -86,14 +86,6 @@ def test_a_damaged_file_is_named_and_not_quoted(content):
     assert "SECRET" not in f"{caught.value!r} {caught.value.__cause__}"
 
 
-def test_a_missing_account_names_the_saved_ones():
-    with pytest.raises(AccessDenied, match=r"no account 'x' is saved \(none is saved\): .*--account x"):
-        accounts.load("x")
-    accounts.save("a", user())
-    with pytest.raises(AccessDenied, match=r"saved are a"):
-        accounts.set_default("x")
-
-
 async def headers_of(signed_in):
     return await DriveAuth(signed_in, RetryPolicy()).headers()
 
@@ -112,16 +104,6 @@ async def test_a_sign_in_of_somebody_else_is_neither_used_nor_overwritten(server
     accounts.save("a", user(account="one@example.com", refresh_token="RT-3", **client))
     await headers_of(running)
     assert running.credentials.refresh_token == "RT-3"
-
-
-async def test_a_renewed_token_is_saved_for_other_processes(server):
-    client = server.client_json()["installed"]
-    names = ("client_id", "client_secret", "token_uri")
-    path = accounts.save("a", user(**{name: client[name] for name in names}))
-    headers = await headers_of(sign_in({}))
-    assert await headers_of(sign_in({})) == headers
-    assert server.count("token") == 1
-    assert (mode(path), accounts.load("a")["account"]) == (0o600, "me@example.com")
 
 
 def test_two_accounts_never_share_a_cache():

@@ -19,7 +19,7 @@ import google.auth.transport.requests
 import google.oauth2.credentials
 import google.oauth2.service_account
 import pytest
-from oauth2client.client import AccessTokenCredentials, OAuth2Credentials
+from oauth2client.client import OAuth2Credentials
 from oauth2client.service_account import ServiceAccountCredentials
 from pydrive2.auth import GoogleAuth
 from pydrive2.drive import GoogleDrive
@@ -36,6 +36,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utc:Deprecatio
 
 SECRETS = ("SECRET", "REFRESH", "TOKEN-", "PRIVATE KEY")
 CLIENT = "client-1.apps.googleusercontent.com"
+A_USER = {"refresh_token": "REFRESH", "client_id": CLIENT, "client_secret": "SECRET"}
+USER = google.oauth2.credentials.Credentials
+SERVICE = google.oauth2.service_account.Credentials
 
 
 def signed_in(**options):
@@ -114,37 +117,8 @@ def ago(seconds):
 def saved_json(server, *, expired_s=60.0):
     """Return what PyDrive2 saves after a sign-in in the browser."""
     return OAuth2Credentials(
-        "TOKEN-old",
-        CLIENT,
-        "SECRET",
-        "REFRESH",
-        ago(expired_s),
-        server.token_uri,
-        None,
-        scopes=["https://www.googleapis.com/auth/drive"],
+        "TOKEN-old", CLIENT, "SECRET", "REFRESH", ago(expired_s), server.token_uri, None, scopes=[SCOPE]
     ).to_json()
-
-
-def authorized_user(server, **more):
-    return {
-        "type": "authorized_user",
-        "client_id": CLIENT,
-        "client_secret": "SECRET",
-        "refresh_token": "REFRESH",
-        "token_uri": server.token_uri,
-        **more,
-    }
-
-
-def user_credentials(server, *, expired_s=60.0):
-    return google.oauth2.credentials.Credentials(
-        "TOKEN-old",
-        refresh_token="REFRESH",
-        token_uri=server.token_uri,
-        client_id=CLIENT,
-        client_secret="SECRET",
-        expiry=ago(expired_s),
-    )
 
 
 async def sent_by(found):
@@ -169,6 +143,8 @@ class Forms:
 
     def __init__(self, server, key, home):
         self.server, self.key, self.home = server, key, home
+        self.saved_user = {"type": "authorized_user", "token_uri": server.token_uri, **A_USER}
+        self.live = USER("TOKEN-old", token_uri=server.token_uri, expiry=ago(60), **A_USER)
 
     def file(self, content, name="file.json"):
         text = content if isinstance(content, str) else json.dumps(content)
@@ -180,21 +156,17 @@ class Forms:
         yield from ({"token": key}, {"token": json.dumps(key, indent=1) + "\n"}, {"token": path})
         yield from ({"token": pathlib.Path(path)}, {"token": "~/file.json"})
         yield from ({"client_json": key}, {"client_json": json.dumps(key), "use_service_account": True})
-        yield from ({"client_json_file_path": pathlib.Path(path)}, {"client_json_file_path": "~/file.json"})
-        yield {"client_json_file_path": path, "use_service_account": True}
-        yield {"credentials": google.oauth2.service_account.Credentials.from_service_account_info(key)}
-        live = ServiceAccountCredentials.from_json_keyfile_dict(
-            key, ["https://www.googleapis.com/auth/drive"]
-        )
+        yield {"client_json_file_path": "~/file.json", "use_service_account": True}
+        yield {"credentials": SERVICE.from_service_account_info(key)}
+        live = ServiceAccountCredentials.from_json_keyfile_dict(key, [SCOPE])
         yield from ({"credentials": live}, {"google_auth": gauth(live)})
         accounts.save("robot", key)
         yield from ({"account": "robot"}, {})
 
     def delegation(self):
         user = {"client_user_email": "ann@example.org"}
-        yield from ({"token": self.key, **user}, {"token": self.file(self.key), **user})
-        yield {"client_json": self.key, "use_service_account": True, **user}
-        live = google.oauth2.service_account.Credentials.from_service_account_info(self.key)
+        yield from ({"token": self.file(self.key), **user}, {"client_json": self.key, **user})
+        live = SERVICE.from_service_account_info(self.key)
         yield {"credentials": live.with_subject("ann@example.org")}
         old = ServiceAccountCredentials.from_json_keyfile_dict(self.key, [])
         yield {"credentials": old.create_delegated("ann@example.org")}
@@ -202,17 +174,15 @@ class Forms:
         yield from ({"account": "robot", **user}, user)
 
     def user(self):
-        info = authorized_user(self.server)
-        yield from ({"token": info}, {"token": json.dumps(info)}, {"token": self.file(info)})
+        yield from ({"token": self.saved_user}, {"token": self.file(self.saved_user)})
         # The `token.json` of Google's examples, which does not state its type.
-        saved = user_credentials(self.server).to_json()
+        saved = self.live.to_json()
         assert "type" not in json.loads(saved)
         yield from ({"token": self.file(saved, "token.json")}, {"client_json": saved})
         yield {"client_json_file_path": str(self.home / "token.json")}
 
     def user_object(self):
-        live = user_credentials(self.server)
-        yield from ({"credentials": live}, {"google_auth": gauth(live)})
+        yield from ({"credentials": self.live}, {"google_auth": gauth(self.live)})
         old = OAuth2Credentials.from_json(saved_json(self.server))
         yield from ({"credentials": old}, {"google_auth": GoogleDrive(gauth(old))})
         path = self.file(saved_json(self.server), "saved.json")
@@ -225,22 +195,16 @@ class Forms:
         text = saved_json(self.server)
         saved_file(self.home, text, "work")
         saved_file(self.home, text)
-        yield from (
-            {"client_id": CLIENT},
-            {"client_id": CLIENT, "client_secret": "SECRET", "profile": "work"},
-        )
-        yield from ({"client_json": text}, {"client_json": json.loads(text), "client_id": CLIENT})
-        path = self.file(text)
-        yield from ({"client_json_file_path": path}, {"client_json_file_path": path, "client_id": CLIENT})
-        yield from ({"token": path}, {"token": text})
+        yield from ({"client_id": CLIENT}, {"client_id": CLIENT, "profile": "work"}, {"client_json": text})
+        yield from ({"client_json_file_path": self.file(text), "client_id": CLIENT}, {"token": text})
 
     def account(self):
-        accounts.save("me", authorized_user(self.server, account="me@example.org"))
+        accounts.save("me", {**self.saved_user, "account": "me@example.org"})
         yield from ({}, {"account": "me"}, {"account": "me", "token": None, "client_id": ""})
 
     def default(self):
         os.environ["GOOGLE_APPLICATION_CREDENTIALS"] = self.file(self.key)
-        yield from ({}, {"token": "google_default"}, {"token": " google_default "})
+        yield from ({}, {"token": "google_default"})
 
     def access_token(self):
         yield from ({"token": "TOKEN-x/y"}, {"token": " TOKEN-x/y\n"})
@@ -250,8 +214,6 @@ class Forms:
 
 
 ROBOT = "robot@p.iam.gserviceaccount.com"
-USER = google.oauth2.credentials.Credentials
-SERVICE = google.oauth2.service_account.Credentials
 
 
 @pytest.mark.parametrize(
@@ -351,10 +313,7 @@ def test_without_saved_credentials_the_error_says_how_to_sign_in(tmp_path):
 
 async def test_a_revoked_sign_in_is_access_denied_and_says_what_to_do(google_server, tmp_path):
     path = saved_file(tmp_path, saved_json(google_server))
-    google_server.refusal = (
-        400,
-        {"error": "invalid_grant", "error_description": "Token has been expired or revoked."},
-    )
+    google_server.refusal = 400, {"error": "invalid_grant", "error_description": "Token has been revoked."}
     found = signed_in(client_id=CLIENT)
     with refused(AccessDenied, "invalid_grant", f"remove {path}", "GDriveFileSystem"):
         await sent_by(found)
@@ -392,56 +351,14 @@ async def test_a_colab_sign_in_lasts_longer_than_its_token(monkeypatch):
     assert len(machine.grants) == 2
 
 
-async def test_without_any_credentials_the_error_names_three_solutions():
-    found = signed_in()
-    assert (found.is_missing, await sent_by(found)) == (True, {})
-    for words in (
-        "GOOGLE_APPLICATION_CREDENTIALS",
-        "cachedfs login drive",
-        "authenticate_user()",
-        "service account",
-    ):
-        assert words in found.remedy
-
-
-@pytest.mark.parametrize(
-    ("credentials", "says"),
-    [
-        (google.auth.compute_engine.Credentials(), "set-service-account NAME --scopes="),
-        (google.oauth2.credentials.Credentials("t"), "gcloud auth application-default login"),
-    ],
-)
-def test_default_credentials_without_the_scope_say_how_to_get_it(monkeypatch, credentials, says):
-    monkeypatch.setattr(google.auth, "default", lambda scopes: (credentials, None))
-    assert says in signed_in(token="google_default").for_scope
-
-
-@pytest.mark.parametrize(
-    ("options", "headers"),
-    [
-        ({"token": "anon"}, {}),
-        ({"token": "TOKEN-x/y"}, {"authorization": "Bearer TOKEN-x/y"}),
-        (
-            {"credentials": AccessTokenCredentials("TOKEN-x", "agent")},
-            {"authorization": "Bearer TOKEN-x"},
-        ),
-    ],
-)
-async def test_what_is_sent_and_cannot_be_renewed(options, headers):
-    made = DriveAuth(signed_in(**options), PATIENT)
-    assert await made.headers() == headers
-    assert not await made.renew(headers)
-
-
 async def test_an_expired_token_that_cannot_be_renewed_is_access_denied():
-    credentials = google.oauth2.credentials.Credentials("TOKEN-old", expiry=ago(60))
+    credentials = USER("TOKEN-old", expiry=ago(60))
     with refused(AccessDenied, "expired"):
         await sent_by(signed_in(credentials=credentials))
 
 
 DAMAGED = "-----BEGIN PRIVATE KEY-----\nSECRET\n-----END PRIVATE KEY-----"
 SECRETLESS = {"type": "authorized_user", "client_secret": "SECRET"}
-A_USER = {"refresh_token": "REFRESH", "client_id": CLIENT, "client_secret": "SECRET"}
 OAUTH_CLIENT = {"installed": {"client_id": CLIENT, "client_secret": "SECRET"}}
 
 
@@ -480,11 +397,6 @@ def test_options_of_pydrive2_are_options_here():
     code = spec.GDriveFileSystem.__init__.__code__
     theirs = set(code.co_varnames[1 : code.co_argcount]) - {"path", "trash_only", "acknowledge_abuse"}
     assert theirs | {"account", "token", "credentials", "api_key"} == set(SIGN_IN)
-
-
-def test_a_googleauth_that_is_not_signed_in_is_access_denied():
-    with refused(AccessDenied, "LocalWebserverAuth()"):
-        signed_in(google_auth=gauth(None))
 
 
 async def test_a_refused_token_is_renewed_once_for_all_callers(google_server):

@@ -22,7 +22,6 @@ from cachedfs.sim.messages import Refusal
 
 FILES = "https://www.googleapis.com/drive/v3/files"
 SCOPES = ("Request had insufficient authentication scopes.", "insufficientPermissions")
-RATE = ("User Rate Limit Exceeded", "userRateLimitExceeded")
 ABUSE = ("This file has been identified as malware or spam.", "cannotDownloadAbusiveFile")
 
 
@@ -92,20 +91,6 @@ def test_every_status_maps_to_an_error_or_a_retry(status, pinned, kind, body):
     not_drives = meaning(status, body, is_pinned=pinned)
     assert isinstance(not_drives, AccessDenied if status == 401 else RetryableError)
     assert "<html>" not in str(not_drives)
-
-
-@pytest.mark.parametrize(
-    ("url", "is_by_day"),
-    [
-        (f"{FILES}/1", False),
-        (f"{FILES}/1/copy", True),
-        ("https://www.googleapis.com/upload/drive/v3/files", True),
-    ],
-)
-def test_too_many_copies_may_be_too_many_for_a_day(url, is_by_day):
-    found = asked(*RATE, url=url)
-    assert isinstance(found, RetryableError)
-    assert ("wait until tomorrow" in found.remedy) is is_by_day
 
 
 CLOCK = "Token must be a short-lived token (60 minutes) and in a reasonable timeframe. Check your iat and exp values"

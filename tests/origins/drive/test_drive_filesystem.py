@@ -17,15 +17,8 @@ import fsspec
 import fsspec.tests.abstract as suites
 import pytest
 from fsspec.asyn import sync
-from fsspec.callbacks import Callback
 
-from cachedfs.errors import (
-    AccessDenied,
-    IsAFolder,
-    ObjectChanged,
-    QuotaExceeded,
-    SignInRefused,
-)
+from cachedfs.errors import AccessDenied, IsAFolder, ObjectChanged, QuotaExceeded, SignInRefused
 from cachedfs.origins import spooled_file, upload
 from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.origins.upload import UploadContent
@@ -81,15 +74,6 @@ class TestSuites(
 
 
 # Reading
-def test_opening_and_reading_a_small_file_is_one_lookup_and_one_request(fs, server, folder, root):
-    server.put(f"{folder}/a.bin", DATA)
-    assert not fs.exists(f"{root}/other")  # caches the parent folders
-    server.reset()
-    with fs.open(f"{root}/a.bin") as file:
-        assert file.read() == DATA
-    assert [r.kind for r in server.requests] == ["list", "media"]
-
-
 def test_opening_what_cannot_be_opened_fails_at_once(fs, server, folder, root):
     server.folder(f"{folder}/sub")
     for path, mode, error, says in (
@@ -100,23 +84,6 @@ def test_opening_what_cannot_be_opened_fails_at_once(fs, server, folder, root):
     ):
         with pytest.raises(error, match=says):
             fs.open(path, mode)
-
-
-def test_an_open_file_stays_with_its_version(fs, server, folder, root):
-    server.put(f"{folder}/a", DATA)
-    with fs.open(f"{root}/a", block_size=100) as file:
-        assert file.read(10) == DATA[:10]
-        server.remove(server.find(f"{folder}/a")[0]["id"])
-        file.seek(5000)
-        with pytest.raises(ObjectChanged, match=f"drive://{root}/a"):
-            file.read(10)
-
-
-def test_cat_file_slices_as_python_does(fs, server, folder, root):
-    server.put(f"{folder}/a", DATA)
-    inside = [(None, None), (5, 10), (0, 0), (-5, None), (-10, -5), (5, -5), (None, -1)]
-    for start, end in [*inside, (9_000, 99_999), (99_999, None)]:
-        assert fs.cat_file(f"{root}/a", start, end) == DATA[start:end]
 
 
 # Listing
@@ -343,24 +310,6 @@ def test_mv_and_cp(fs, server, tree, folder, root):
 
 
 # Upload and download
-def test_a_transfer_reports_every_piece(fs, root, tmp_path, monkeypatch):
-    monkeypatch.setattr("cachedfs.origins.upload.PIECE", 256 << 10)
-    monkeypatch.setattr("cachedfs.origins.drive.upload.Upload.most_at_once", 1000)
-    (tmp_path / "a").write_bytes(bytes(700_000))
-    recorded = []
-
-    class Recording(Callback):
-        def call(self, hook_name=None, **kwargs):
-            recorded.append(self.value)
-
-    sent, received = Recording(), Callback()
-    fs.put_file(tmp_path / "a", f"{root}/a", callback=sent)
-    assert sorted({*recorded}) == [0, 262_144, 524_288, 700_000]
-    fs.get_file(f"{root}/a", buffer := io.BytesIO(), callback=received)
-    assert buffer.getvalue() == bytes(700_000)
-    assert {(each.size, each.value) for each in (sent, received)} == {(700_000, 700_000)}
-
-
 def test_a_failed_download_leaves_no_partial_file(fs, server, folder, root, tmp_path):
     server.put(f"{folder}/a", DATA)
     (tmp_path / "a").write_bytes(b"before")
@@ -414,16 +363,6 @@ async def test_an_asynchronous_instance_runs_on_the_callers_loop(options, server
     await fs.origin.aclose()
 
 
-async def test_a_dropped_asynchronous_instance_closes_its_connections(options, server, folder, root):
-    server.put(f"{folder}/a", DATA)
-    fs = DriveFileSystem(asynchronous=True, skip_instance_cache=True, **options)
-    assert await fs._cat_file(f"{root}/a") == DATA
-    session = (await fs.origin.account.clients()).session
-    del fs
-    gc.collect()
-    assert session.closed
-
-
 def in_a_child(fs, path, answers):
     try:
         fs.cat_file(path)
@@ -451,18 +390,10 @@ def test_an_instance_from_before_a_fork_is_refused_in_the_child(fs, server, fold
 
 
 SCRIPT = """
-    import asyncio, gc, sys
+    import gc, sys
     import fsspec
     url, path = sys.argv[1:]
     options = {"token": "anon", "endpoint_url": url, "skip_instance_cache": True}
-
-    async def with_an_asynchronous_instance():
-        fs = fsspec.filesystem("drive", asynchronous=True, **options)
-        await fs._cat_file(path)
-        await fs._pipe_file(path + ".new", b"x")
-        await fs.origin.aclose()
-
-    asyncio.run(with_an_asynchronous_instance())
     for how in ("dropped", "kept"):
         fs = fsspec.filesystem("drive", **options)
         with fs.open(path) as file:

@@ -1,55 +1,35 @@
-"""The Drive origin over the simulated Drive: the contract of an origin, and request counts."""
+"""The contract of an origin, and the change feed, at the simulated Drive; the contract also at the real one.
 
-from __future__ import annotations
+The last part needs an account, that of `FSSPEC_DRIVE_TOKEN` and similar variables or of google-auth, and a folder:
+`CACHEDFS_LIVE_DRIVE="My Drive/scratch" pytest -m live`. It creates a folder and deletes it.
+"""
 
-import asyncio
-from dataclasses import dataclass
+import os
+import uuid
 
+import fsspec
 import pytest
 
 from cachedfs.errors import OriginUnavailable
-from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.registry import open_origin
-from cachedfs.sim import DriveServer, Fault
-from tests.origins.contract import CONCURRENCY, OriginContract
+from cachedfs.sim import Fault
+from tests.origins.contract import OriginContract, World, folder_of
+from tests.support import Drive
+
+SCRATCH = os.environ.get("CACHEDFS_LIVE_DRIVE", "")
 
 
-@dataclass
-class Folder:
-    """One folder of the simulated Drive, changed without the origin."""
+class TestContract(OriginContract):
+    missing_folder_is_an_error = True
+    keeps_versions = True
 
-    server: DriveServer
-    folder: str
-    root: str
+    @pytest.fixture
+    def world(self, server, folder, root, own_cache):
+        drive = Drive(server, folder, own_cache)
+        return World(root, drive.put, drive.delete)
 
-    def put(self, name, data):
-        self.server.put(f"{self.folder}/{name}", data)
-
-    def get(self, name):
-        return self.server.get(f"{self.folder}/{name}")
-
-    def delete(self, name):
-        for item in self.server.find(f"{self.folder}/{name}"):
-            self.server.remove(item["id"])
-
-
-@pytest.fixture
-def world(server, folder, root):
-    return Folder(server, folder, root)
-
-
-@pytest.fixture
-async def origin(server):
-    origin = open_origin(
-        "drive",
-        {"token": "anon", "endpoint_url": server.endpoint_url},
-        loop=asyncio.get_running_loop(),
-        on_request=lambda: None,
-        concurrency=CONCURRENCY,
-    )
-    assert isinstance(origin, DriveOrigin)
-    yield origin
-    await origin.aclose()
+    @pytest.fixture
+    async def origin(self, opened, server):
+        return opened("drive", token="anon", endpoint_url=server.endpoint_url)
 
 
 async def test_a_failing_change_feed_is_asked_twice(make, server):
@@ -61,6 +41,20 @@ async def test_a_failing_change_feed_is_asked_twice(make, server):
     assert server.count("change") == 2
 
 
-class TestContract(OriginContract):
+@pytest.mark.live
+@pytest.mark.skipif(not SCRATCH, reason="CACHEDFS_LIVE_DRIVE names no folder, as 'My Drive/scratch'")
+class TestLive(OriginContract):
     missing_folder_is_an_error = True
     keeps_versions = True
+
+    @pytest.fixture
+    def world(self):
+        fs = fsspec.filesystem("drive", skip_instance_cache=True, trash_only=False)
+        root = f"{SCRATCH}/cachedfs-{uuid.uuid4().hex[:8]}"
+        fs.makedirs(root)
+        yield folder_of(fs, root)
+        fs.rm(root, recursive=True)
+
+    @pytest.fixture
+    async def origin(self, opened):
+        return opened("drive")

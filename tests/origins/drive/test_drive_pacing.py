@@ -15,7 +15,6 @@ from tests.origins.contract import read
 
 pytestmark = pytest.mark.usefixtures("default_rate_limits")
 STALLED = RetryPolicy(base_s=0.001, cap_s=0.001, media_s=0.1, metadata_s=0.1)
-LATE = Fault(kind="media", stall_s=3600)
 
 
 # Rates
@@ -74,17 +73,12 @@ async def test_a_canceled_wait_for_a_turn_delays_no_other(monkeypatch):
 
 
 # Late answers
-@pytest.fixture
-async def file(origin, server, folder, root):
-    server.put(f"{folder}/a", bytes(range(256)) * 100)
-    info = await origin.lookup(f"{root}/a")
-    server.reset()
-    return info
-
-
-async def test_a_read_without_an_answer_is_sent_again(make, server, file):
-    server.fail(LATE)
+async def test_a_read_without_an_answer_is_sent_again(make, server, folder, root):
+    server.put(f"{folder}/a", data := bytes(range(256)) * 100)
     origin, n_requests = make(STALLED), 0
+    file = await origin.lookup(f"{root}/a")
+    server.reset()
+    server.fail(Fault(kind="media", stall_s=3600))
 
     def count():
         nonlocal n_requests
@@ -92,8 +86,8 @@ async def test_a_read_without_an_answer_is_sent_again(make, server, file):
 
     origin.on_request = count
     for want in (Range(3, 500), None):
-        data = (await asyncio.wait_for(read(origin, file.path, want, file), 60))[0]
-        assert data == (bytes(range(256)) * 100)[slice(3, 500) if want else slice(None)]
+        found = (await asyncio.wait_for(read(origin, file.path, want, file), 60))[0]
+        assert found == data[slice(3, 500) if want else slice(None)]
     assert n_requests == server.count("media") == 3
     assert {r.headers["range"] for r in server.requests} == {"bytes=3-499", "bytes=0-25599"}
 

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import base64
-import json
-import os
-import re
 import socket
 import socketserver
 import ssl
-import subprocess
-import sys
 import threading
 import traceback
 from contextlib import suppress
@@ -21,20 +16,10 @@ from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import OriginUnreachable
 from cachedfs.origins.proxy import proxy_of, tls_context
 from cachedfs.origins.retry import RetryPolicy
-from tests.origins.contract import read
+from tests.origins.contract import names, read
 from tests.origins.drive.certificates import certify
-from tests.support import ROOT
 
 GOOGLE = ("www.googleapis.com", "oauth2.googleapis.com")
-# What a user runs, with Google's addresses, which are not reachable here.
-PROGRAM = """
-import json, sys
-import cachedfs, fsspec
-fs = fsspec.filesystem("cachedfs", target_protocol="drive", cache_dir=sys.argv[1], drive={"token": sys.argv[2]})
-found = {name: len(fs.cat_file(name)) for name in fs.find("My Drive")}
-fs.pipe_file("My Drive/written", b"abc")
-print(json.dumps(found))
-"""
 
 
 class Proxy(socketserver.ThreadingTCPServer):
@@ -95,44 +80,31 @@ def proxy(server, tmp_path):
         thread.join()
 
 
-def run(proxy, tmp_path, key, user):
-    (tmp_path / "key.json").write_text(json.dumps(key))
-    pem = str(tmp_path / "google.pem")
-    kept = {name: value for name, value in os.environ.items() if not re.search("(?i)proxy|ca_certs", name)}
-    https_proxy = f"http://{user}127.0.0.1:{proxy.server_address[1]}"
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "cache"), str(tmp_path / "key.json")],
-        env={**kept, "HTTPS_PROXY": https_proxy, "SSL_CERT_FILE": pem},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+def use(proxy, user, monkeypatch):
+    monkeypatch.setenv("https_proxy", f"http://{user}@127.0.0.1:{proxy.server_address[1]}")
+    monkeypatch.setenv("no_proxy", "")
 
 
-@pytest.fixture
-def key(pem):
-    robot, uri = "robot@p.iam.gserviceaccount.com", f"https://{GOOGLE[1]}/token"
-    return {"type": "service_account", "private_key": pem, "client_email": robot, "token_uri": uri}
-
-
-def test_a_proxy_with_a_password_serves_tokens_listings_and_bytes(server, proxy, tmp_path, key):
-    for item in server.find("small") + server.find("big"):
-        server.remove(item["id"])
-    server.put("small", b"x" * 100)
-    server.put("big", b"y" * (9 << 20))
+async def test_a_proxy_with_a_password_serves_tokens_listings_and_bytes(
+    make, server, proxy, pem, folder, root, tmp_path, monkeypatch
+):
+    data = bytes(9 << 20)
+    server.put(f"{folder}/big", data)
     server.require_token("none but those that it gives out")
     server.reset()
-    ran = run(proxy, tmp_path, key, "me:pass%20word@")
-    assert ran.returncode == 0, ran.stderr
-    found = json.loads(ran.stdout)
-    assert (found["My Drive/small"], found["My Drive/big"]) == (100, 9 << 20)
-    assert server.get("written") == b"abc"
+    use(proxy, "me:pass%20word", monkeypatch)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "google.pem"))
+    robot = {"type": "service_account", "client_email": "robot@p.iam.gserviceaccount.com", "private_key": pem}
+    robot["token_uri"] = f"https://{GOOGLE[1]}/token"
+    origin = make(token=robot, endpoint_url=f"https://{GOOGLE[0]}")
+    assert await names(origin.list(root)) == {(f"{root}/big", "file")}
+    assert (await read(origin, f"{root}/big"))[0] == data
+    await origin.call("pipe_file", f"{root}/written", b"abc")
+    assert server.get(f"{folder}/written") == b"abc"
     assert {request.kind for request in server.requests} >= {"token", "get", "list", "media", "upload"}
     assert server.count("token") == 1
     assert {line.split()[0] for line in proxy.asked} == {"CONNECT"}
     assert {line.split()[1] for line in proxy.asked} == {f"{host}:443" for host in GOOGLE}
-    assert "pass" not in ran.stderr
 
 
 @pytest.mark.parametrize(
@@ -145,8 +117,7 @@ def test_a_proxy_with_a_password_serves_tokens_listings_and_bytes(server, proxy,
 async def test_a_proxy_that_refuses_or_is_not_trusted_is_an_error_that_says_so(
     make, server, proxy, monkeypatch, password, says
 ):
-    monkeypatch.setenv("https_proxy", f"http://me:{password}@127.0.0.1:{proxy.server_address[1]}")
-    monkeypatch.setenv("no_proxy", "")
+    use(proxy, f"me:{password}", monkeypatch)
     patient = RetryPolicy(base_s=0.001, cap_s=0.001, connect_s=30.0)
     origin = make(patient, endpoint_url=f"https://{GOOGLE[0]}")
     known = ObjectInfo("My Drive/a", size=1, fingerprint="f", id="1", details={"md5Checksum": "0"})

@@ -15,8 +15,7 @@ from cachedfs.errors import (
     QuotaExceeded,
     SignInRefused,
 )
-from cachedfs.origins.drive import accounts, connection, public
-from cachedfs.origins.drive.api import item_info
+from cachedfs.origins.drive import accounts, connection
 from cachedfs.sim import Fault
 from tests.origins.contract import read
 
@@ -80,23 +79,6 @@ async def test_a_public_file_is_read_without_an_account(make, server, folder, no
     empty = published(server, f"{folder}/empty", b"")
     assert (await read(origin, f"id:{empty}"))[0] == b""
     server.scan_limit(100 << 20)
-
-
-@pytest.mark.parametrize(
-    ("date", "is_lasting"),
-    [
-        ("Sat, 03 Jan 2026 00:00:00 GMT", False),
-        ("Sat, 03 Jan 2026 00:00:01 GMT", False),
-        ("Sat, 03 Jan 2026 00:00:02 GMT", True),
-        ("Fri, 02 Jan 2026 23:59:00 GMT", False),
-        (None, False),
-    ],
-)
-def test_the_time_of_a_change_names_a_version_once_it_is_not_recent(date, is_lasting):
-    headers = {"Last-Modified": "Sat, 03 Jan 2026 00:00:00 GMT", "Content-Range": "bytes 0-0/3"}
-    headers |= {} if date is None else {"Date": date}
-    one, other = (item_info(public.item_of("1", None, 206, headers), "id:1") for _ in range(2))
-    assert (one.fingerprint == other.fingerprint) is is_lasting
 
 
 def test_a_file_that_is_replaced_within_its_second_is_seen_at_the_next_lookup(

@@ -3,6 +3,7 @@
 import errno
 import zoneinfo
 from datetime import UTC, datetime
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,28 +13,18 @@ from cachedfs.origins.drive import quota
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.drive.quota import BYTES_A_DAY, UNITS_A_DAY, QuotaMeter, QuotaStats, day_of, end_of
 from cachedfs.sim import Fault
+from tests.fakes import FakeClock
 from tests.origins.contract import read
 
 DAY = "2026-11-25"
 
 
-class Clock:
-    """A Unix time, noon of DAY in Pacific time."""
-
-    now = datetime(2026, 11, 25, 20, tzinfo=UTC).timestamp()
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
-
-
-@pytest.fixture
-def meter(clock):
-    return QuotaMeter(clock=clock)
+    """A clock that stands still at noon of DAY in Pacific time."""
+    clock = FakeClock()
+    clock.now = datetime(2026, 11, 25, 20, tzinfo=UTC).timestamp()
+    return clock
 
 
 # Days
@@ -51,26 +42,17 @@ def test_a_day_begins_at_midnight_pacific_time(at, day, end):
     assert end_of(day) == end
 
 
-@pytest.fixture
-def no_zones(monkeypatch):
-    def missing(name):
-        raise zoneinfo.ZoneInfoNotFoundError(name)
-
-    monkeypatch.setattr(zoneinfo, "ZoneInfo", missing)
-    quota._zone.cache_clear()
-    yield
-    quota._zone.cache_clear()
-
-
-@pytest.mark.usefixtures("no_zones")
-def test_without_time_zones_a_day_begins_at_eight_utc():
+def test_without_time_zones_a_day_begins_at_eight_utc(monkeypatch):
+    monkeypatch.setattr(zoneinfo, "ZoneInfo", Mock(side_effect=zoneinfo.ZoneInfoNotFoundError))
+    monkeypatch.setattr(quota, "_zone", quota._zone.__wrapped__)  # without its cache
     assert day_of(datetime(2026, 7, 1, 7, 59, tzinfo=UTC).timestamp()) == "2026-06-30"
     assert end_of("2026-06-30") == "2026-07-01 08:00 UTC"
 
 
 # Counting
-async def test_answered_requests_count_and_refusals_for_their_rate_do_not(make, server, folder, root, meter):
+async def test_answered_requests_count_and_refusals_for_their_rate_do_not(make, server, folder, root, clock):
     server.put(f"{folder}/a", b"a" * 1000)
+    meter = QuotaMeter(clock=clock)
     origin = make(meter=meter)
     here = await origin.lookup(root)
     assert meter.today().units == 100  # a query for the name

@@ -103,16 +103,6 @@ async def test_every_range_has_an_end(origin, server, folder, root, want, sent):
 
 
 # Replaced files
-async def test_a_file_replaced_before_the_request(origin, file, proof):
-    pinned = await origin.lookup(file.path)
-    file.replace()
-    if proof == "revision":
-        assert (await read(origin, file.path, file.want, pinned))[0] == file.old
-        return
-    with pytest.raises(ObjectChanged, match=f"drive://{file.path}.*open it again"):
-        await read(origin, file.path, file.want, pinned)
-
-
 @pytest.mark.parametrize("size", [0, 30_000, 64_001])
 async def test_a_file_replaced_by_a_shorter_or_longer_one(origin, server, looked_up_again, size):
     file = looked_up_again
@@ -366,11 +356,3 @@ async def test_an_answer_of_other_bytes_than_asked_for_is_not_used(origin, serve
     server.fail(Fault(kind="media", **answer))
     assert (await read(origin, looked_up_again.path, SPAN, pinned))[0] == looked_up_again.old
     assert server.count("media") == 2
-
-
-async def test_another_total_size_is_object_changed(origin, server, looked_up_again):
-    pinned = await origin.lookup(looked_up_again.path)
-    headers = {"Content-Range": f"bytes 10-59999/{len(OLD) + 1}"}
-    server.fail(Fault(kind="media", status=206, body="x", headers=headers))
-    with pytest.raises(ObjectChanged, match="64001 bytes now"):
-        await read(origin, looked_up_again.path, SPAN, pinned)

@@ -97,12 +97,6 @@ def test_a_page_of_another_form_is_an_error_that_names_the_api_key(body):
     assert not isinstance(caught.value, FileNotFoundError)
 
 
-@pytest.mark.parametrize("status", [302, 404])
-def test_no_page_is_no_absence(status):
-    with pytest.raises(AccessDenied, match=r"no public page of this folder.*Anyone with the link.*api_key"):
-        page_of(status, b"", ID, "drive://x", 7.0)
-
-
 # Reading
 @pytest.fixture
 def tree(server, folder):

@@ -134,12 +134,6 @@ def test_three_thousand_files_take_as_long_as_the_quota_makes_them(is_fixed, oth
     assert one.good[-1] - START <= 1.1 * exact_s(3000, a_minute, in_flight)
 
 
-def test_a_minute_of_an_old_project_is_used_up_and_never_exceeded():
-    one = run(Service(12_000), Process(14_000, in_flight=64))
-    assert not one.refused
-    assert one.good[-1] - START <= 1.1 * exact_s(14_000, 12_000, 64)
-
-
 def test_the_quota_of_a_new_project_is_found_at_its_first_full_minute_and_never_exceeded_again():
     one = run(Service(325_000, 200), Process(10_000, in_flight=64))
     assert one.limit.rung == 1
