@@ -9,7 +9,6 @@ import math
 import pickle
 import signal
 import threading
-import traceback
 from queue import Queue
 
 import numpy as np
@@ -362,17 +361,6 @@ class OddOne(RuntimeError):
     pass
 
 
-def taken(batches):
-    """Return the batches, and the error that ended the loop."""
-    given = []
-    try:
-        for batch in batches:
-            given.append(batch)
-    except Exception as error:
-        return given, error
-    return given, None
-
-
 def of_a_sample(index):
     if index == 37:
         raise OddOne("it is odd")
@@ -380,15 +368,15 @@ def of_a_sample(index):
 
 def test_an_error_is_raised_at_its_position_and_ends_the_loop():
     loader = Loader(Numbers(before=of_a_sample), batch_size=5, n_threads=4)
-    iterator = iter(loader)
-    given, error = taken(iterator)
+    iterator, given = iter(loader), []
+    with pytest.raises(OddOne) as caught:
+        given.extend(iterator)
     assert flat(given) == list(range(35))
-    assert type(error) is OddOne
-    assert error.__notes__ == [
+    assert caught.value.__notes__ == [
         "in sample 37 of Numbers",
         "in a batch of samples 35, 36, 37, 38, 39 of Numbers",
     ]
-    assert "of_a_sample" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+    assert caught.traceback[-1].name == "of_a_sample"
     assert list(iterator) == []
     assert our_threads() == []
     # A loaded state tries the failed batch again.
