@@ -22,18 +22,8 @@ def number_of(sample):
     return sample["i"]
 
 
-def as_tensor(data):
-    return torch.tensor(json.loads(data)["i"])
-
-
 def folder_of(path):
     return path.split("/")[-2]
-
-
-def fail_on_five(data):
-    if json.loads(data)["i"] == 5:
-        raise ZeroDivisionError("mine")
-    return 0
 
 
 def put(cloud, n, folder="train"):
@@ -75,9 +65,9 @@ def test_hidden_files_are_left_out_unless_the_url_spells_them(cloud, caplog, pat
 def test_a_list_is_used_as_it_is_without_a_request(cloud):
     put(cloud, 3)
     urls = [cloud.url(f"train/img{i}.json") for i in (2, 0, 2)]
-    files = FileDataset(urls, decode=as_tensor)
+    files = FileDataset(urls, decode=json.loads, transform=number_of)
     assert cloud.asked() == []
-    assert [int(x) for x in files.__getitems__([0, 1, 2])] == [2, 0, 2]
+    assert files.__getitems__([0, 1, 2]) == [2, 0, 2]
     assert cloud.asked() == ["media", "media"]
 
 
@@ -112,12 +102,7 @@ class Many(FileDataset):
         return [f"many {sample}" for sample in super().__getitems__(indexes)]
 
 
-class OneOfMany(Many):
-    def __getitem__(self, index):
-        return f"one {super().__getitem__(index)}"
-
-
-@pytest.mark.parametrize(("kind", "marks"), [(One, "one"), (Many, "many"), (OneOfMany, "one many")])
+@pytest.mark.parametrize(("kind", "marks"), [(One, "one"), (Many, "many")])
 def test_every_access_uses_the_methods_of_a_derived_class(cloud, kind, marks):
     for i in range(3):
         cloud.put(f"d/{i}", b"%d" % i)
@@ -135,16 +120,13 @@ def test_110_000_names_take_about_their_bytes_in_memory():
     held = CompactStrings(names)
     assert len(pickle.dumps(held)) < sum(map(len, names)) + 9 * len(names)
     assert held == names
-    assert (held[0], held[-1], held[7:9]) == (names[0], names[-1], names[7:9])
-    with pytest.raises(IndexError):
-        held[len(names)]
 
 
 @given(st.lists(st.text(st.characters(codec=None), max_size=5)))
 def test_names_round_trip(names):
     held = CompactStrings(names)
     assert held == names
-    assert list(held) == [held[i] for i in range(len(held))] == names
+    assert list(held) == [held[i] for i in range(len(held))] == held[:] == names
     assert pickle.loads(pickle.dumps(held)) == held
 
 
@@ -182,9 +164,7 @@ def test_an_empty_selection_is_an_error_that_names_it(cloud, tmp_path):
     ("given_url", "error", "match"),
     [
         ([], ValueError, "the list is empty"),
-        (["gs://b/a", "drive://My Drive/a"], ValueError, "of one filesystem"),
         (["b/a", "gs://b/a"], ValueError, "of one filesystem"),
-        (7, TypeError, "not int"),
         (b"gs://b/a", TypeError, "not bytes"),
     ],
 )
@@ -283,19 +263,6 @@ def test_a_batch_raises_when_the_origin_cannot_be_reached(cloud, monkeypatch):
     with pytest.raises(OriginUnreachable):
         files.__getitems__([1, 2])
     assert len(asked) == 2  # no other file is waited for
-
-
-def test_an_error_of_decode_keeps_its_type_and_names_the_sample(cloud):
-    put(cloud, 6)
-    files = FileDataset(cloud.url("train"), decode=fail_on_five)
-    with pytest.raises(ZeroDivisionError, match=r"^mine\n") as caught:
-        files.__getitems__([0, 5])
-    assert caught.value.__notes__ == [f"in sample 5 of {files!r}: {cloud.url('train/img5.json')}"]
-    assert caught.traceback[-1].name == "fail_on_five"
-    cloud.put("other/img0.json", b"{")
-    with pytest.raises(json.JSONDecodeError) as caught:
-        FileDataset(cloud.url("other"), decode=json.loads)[0]
-    assert "img0.json" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("where", ["decode", "transform", "label"])

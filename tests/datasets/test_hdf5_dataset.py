@@ -1,11 +1,9 @@
 """HDF5Dataset: rows in any order, chunks, requests, workers, links and errors."""
 
 import contextlib
-import gc
 import io
 import pickle
 import threading
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
@@ -114,8 +112,6 @@ def test_groups_strings_and_fields(cloud):
 
 BYTE_ORDERS = {
     "numbers": np.arange(6, dtype=">f4").reshape(3, 2),
-    "integers": np.arange(3, dtype=">i8"),
-    "complex": np.array([1 + 2j, 3, 4j], ">c16"),
     "flags": np.array([True, False, True]),
     "records": np.array([(1, 2.5), (3, 4.5), (5, 6.5)], dtype=[("a", ">i4"), ("b", "<f8")]),
 }
@@ -180,9 +176,6 @@ def test_a_chunk_of_a_window_is_read_and_decompressed_once(cloud, monkeypatch):
     assert n_bytes <= size + 64 * KiB
     kept, _ = epoch_of(rows, monkeypatch)
     assert not {*kept} & {*starts}  # HDF5 caches all of them
-    less = HDF5Dataset(cloud.url("a.h5"), h5py={"rdcc_nbytes": 0})
-    reads, _ = epoch_of(less, monkeypatch)
-    assert min(reads.count(start) for start in starts) > 1
 
 
 # Cost in requests.
@@ -250,18 +243,6 @@ def test_threads_read_concurrently(cloud):
 
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(read, range(6)))
-
-
-def test_the_file_is_closed_with_the_dataset(url):
-    rows = HDF5Dataset(url)
-    rows[3]
-    held = [weakref.ref(rows._opened._bytes), weakref.ref(rows._opened._bytes._file)]
-    gc.disable()  # it is in no reference cycle; one of our threads that collects it would wait for the lock of HDF5
-    try:
-        del rows
-        assert [each() for each in held] == [None, None]
-    finally:
-        gc.enable()
 
 
 # Errors.
@@ -337,27 +318,26 @@ def test_soft_links_are_followed_to_another_file_too(tmp_path):
         file["group/external"] = h5py.ExternalLink("part.h5", "x")
         file["group/folder"] = h5py.ExternalLink("part.h5", "/")
         file["group/own"] = np.arange(3) * 2
-        for name, target in {
-            "soft": "/group/external",
-            "softer": "/soft",
+        links = {
+            "soft": "/group/near",
             "group/near": "external",
             "into": "group/./folder",
-            "good": "group/nearby",
-            "group/nearby": "own",
-            "around": "/again",
-            "again": "/around",
-            "astray": "/nowhere/x",
-        }.items():
+            "good": "group/own",
+        }
+        for name, target in (
+            links | {"around": "/again", "again": "/around", "astray": "/nowhere/x"}
+        ).items():
             file[name] = h5py.SoftLink(target)
-    for name in ("soft", "softer", "group/near", "into/x"):
-        with pytest.raises(ValueError, match=f"'{name}' is a link to another file, 'part.h5', .*as one file"):
-            HDF5Dataset(str(tmp_path / "a.h5"), name)
-    with pytest.raises(ValueError, match="'astray' is not a dataset there"):
-        HDF5Dataset(str(tmp_path / "a.h5"), "astray")
-    for name in ("around", "again/x"):  # a cycle
-        with pytest.raises(ValueError, match=f"a.h5: '{name}' is a link that leads back to itself"):
-            HDF5Dataset(str(tmp_path / "a.h5"), name)
-    assert HDF5Dataset(str(tmp_path / "a.h5"), "good")[2] == 4
+    other_file, cycle = "a link to another file, 'part.h5', .*as one file", "a link that leads back to itself"
+    for name, what in {
+        "soft": other_file,
+        "into/x": other_file,
+        "astray": "not a dataset there",
+        "again/x": cycle,
+    }.items():
+        with pytest.raises(ValueError, match=f"a.h5: .*'{name}' is {what}"):
+            HDF5Dataset(tmp_path / "a.h5", name)
+    assert HDF5Dataset(tmp_path / "a.h5", "good")[2] == 4
 
 
 def test_a_damaged_chunk_is_an_error_that_names_file_dataset_and_samples(cloud):
@@ -403,17 +383,10 @@ def test_versions_are_never_mixed(cloud):
     ("changed", "message"),
     [
         (
-            {"images": IMAGES[:5], "labels": LABELS[:5]},
-            r"'image' is 5 rows of uint8\[8, 6\], and was 203 rows of",
+            {"images": IMAGES[:5, :4], "labels": LABELS[:5]},
+            r"'image' is 5 rows of uint8\[4, 6\], and was 203 rows of uint8\[8, 6\]",
         ),
-        (
-            {"images": IMAGES[:, :4]},
-            r"'image' is 203 rows of uint8\[4, 6\], and was 203 rows of uint8\[8, 6\]",
-        ),
-        (
-            {"labels": LABELS.astype("f4")},
-            r"'label' is 203 rows of float32\[\], and was 203 rows of int64\[\]",
-        ),
+        ({"labels": LABELS.astype("f4")}, r"'label' is 203 rows of float32\[\], and was 203 rows of int64"),
     ],
 )
 def test_a_process_that_opens_a_different_file_reports_it(cloud, changed, message):

@@ -12,11 +12,9 @@ from torch.utils.data import Subset  # noqa: E402
 from cachedfs.datasets import FileDataset, Loader  # noqa: E402
 from cachedfs.datasets.arguments import raise_if_ranks_differ  # noqa: E402
 from cachedfs.datasets.nodes import run_keys  # noqa: E402
-from cachedfs.datasets.sampler import EpochOrders  # noqa: E402
 from cachedfs.datasets.samples import SampleReader  # noqa: E402
-from tests.support import noise  # noqa: E402
-
-KiB = 1 << 10
+from tests.datasets.test_loader import flat, order_of, steps_of  # noqa: E402
+from tests.support import KiB, noise  # noqa: E402
 
 
 def files(cloud, n, unit=KiB):
@@ -31,14 +29,6 @@ def files(cloud, n, unit=KiB):
         )
 
     return sizes, dataset
-
-
-def flat(batches):
-    return [i for batch in batches for i in batch.tolist()]
-
-
-def order_of(n, epoch=0, seed=0):
-    return EpochOrders(n, seed, "full").order(epoch).tolist()
 
 
 # Caches.
@@ -83,24 +73,14 @@ def loaders_of(data, n_nodes, n_local=1, **options):
 @pytest.mark.parametrize(("n_nodes", "n_local"), [(1, 1), (3, 2)])
 def test_after_a_kill_any_number_of_nodes_continues_with_what_is_left(n_nodes, n_local):
     loaders = loaders_of(range(1000), 2, 2, batch_size=16)
-    read = [
-        i
-        for _, *batches in zip(range(6), *loaders, strict=False)
-        for batch in batches
-        for i in batch.tolist()
-    ]
+    read = steps_of(loaders, 6)
     states = {json.dumps(loader.state_dict()) for loader in loaders}
     assert len(states) == 1
     loaders = loaders_of(range(1000), n_nodes, n_local, batch_size=5, pad=False)
     for loader in loaders:
         loader.load_state_dict(json.loads(*states))
     # Once more, in the middle of what was left.
-    read += [
-        i
-        for _, *batches in zip(range(4), *loaders, strict=False)
-        for batch in batches
-        for i in batch.tolist()
-    ]
+    read += steps_of(loaders, 4)
     state = loaders[0].state_dict()
     [last] = loaders_of(range(1000), 1, batch_size=7)
     last.load_state_dict(state)

@@ -27,20 +27,13 @@ def packed(cloud):
     return cloud.url("out.zarr"), files
 
 
-def test_samples_in_any_order(packed):
-    url, files = packed
-    dataset, data = ZarrDataset(url), ZarrDataset(url, "data")
-    for order in (range(60), range(59, -1, -1), [7, 7, 0, -1, 7], [0], []):
-        assert dataset.__getitems__(order) == [(files[i], f"{i % 60:02}.bin") for i in order]
-        assert data.__getitems__(order) == [files[i] for i in order]
-
-
 def test_a_batch_requests_offsets_and_data_once(packed, cloud):
-    dataset = ZarrDataset(packed[0], "data")
+    url, files = packed
+    dataset = ZarrDataset(url, "data")
     cloud.asked()
-    dataset.__getitems__([3, 30, 3, 31, 55])
+    assert dataset.__getitems__([3, 30, 3, -1, 0]) == [files[i] for i in (3, 30, 3, -1, 0)]
     assert len(cloud.asked()) <= 2 + 2 * 3  # index and chunks of the offsets, of three shards of data
-    dataset.__getitems__([31, 30, 3, 55])
+    dataset.__getitems__([30, -1, 3])
     assert cloud.asked() == []
 
 
@@ -124,10 +117,5 @@ def test_a_subgroup_can_be_read_alone(tmp_path):
     assert [(ids.tolist(), int(label)) for ids, label in group] == [([1], 5), ([2, 3], 6)]
     whole = ZarrDataset(f"{tmp_path}/out.zarr", arrays="train/ids")
     assert [ids.tolist() for ids in whole] == [[1], [2, 3]]
-    attributes = zarr.open_array(f"{tmp_path}/out.zarr/train/ids", mode="r").attrs
-    assert attributes["cachedfs_ragged"]["offsets"] == "ids_offsets"  # beside it
-    everything = ZarrDataset(f"{tmp_path}/out.zarr", named=True)
-    assert {name: np.asarray(value).tolist() for name, value in everything[1].items()} == {
-        "train/ids": [2, 3],
-        "train/label": 6,
-    }
+    everything = ZarrDataset(f"{tmp_path}/out.zarr", named=True)[1]
+    assert (everything["train/ids"].tolist(), everything["train/label"]) == ([2, 3], 6)

@@ -204,18 +204,12 @@ def test_unwritten_chunks_are_the_fill_value(tmp_path, fill_value):
 
 
 def test_shards_with_other_index_positions_checksums_and_byte_orders(tmp_path):
-    kinds = [
-        ("start", [BYTES(), zarr.codecs.Crc32cCodec()]),
-        ("end", [BYTES()]),
-        ("start", [BYTES(endian="big")]),
-    ]
-    for i, (where, index_codecs) in enumerate(kinds):
-        codec = {"codecs": [BYTES(), zarr.codecs.ZstdCodec()], "index_codecs": index_codecs}
-        array = sharded_by(
-            tmp_path / f"{i}", (9, 6), (4, 6), "i4", chunk_shape=(2, 3), index_location=where, **codec
-        )
+    for where, index_codec in (("start", BYTES(endian="big")), ("end", BYTES())):
+        folder = tmp_path / where
+        options = {"index_location": where, "index_codecs": [index_codec]}
+        array = sharded_by(folder, (9, 6), (4, 6), "i4", chunk_shape=(2, 3), codecs=[BYTES()], **options)
         array[...] = values_of((9, 6), "i4")
-        check(str(tmp_path / f"{i}"), array)
+        check(str(folder), array)
 
 
 # Chunks that zarr decodes for us.
@@ -255,16 +249,6 @@ def test_chunks_of_any_type_and_codec_are_read_and_declared(tmp_path, kind):
     assert np.asarray(again[2]).tolist() == np.asarray(array[2]).tolist()
 
 
-@pytest.mark.filterwarnings("ignore:.*V3 spec")
-def test_strings_and_numbers_are_batched_as_by_torch(tmp_path):
-    group = zarr.create_group(tmp_path / "g.zarr")
-    group.create_array("x", shape=(4, 2), chunks=(1, 2), dtype="f4")[...] = values_of((4, 2), "f4")
-    group.create_array("word", shape=(4,), chunks=(2,), dtype=str, fill_value="")[3] = "d"
-    x, words = ZarrDataset(str(tmp_path / "g.zarr"), arrays=("x", "word")).batch([3, 0])
-    same(x.numpy(), group["x"][...][[3, 0]])
-    assert list(words) == ["d", ""]
-
-
 # Groups.
 
 
@@ -297,14 +281,10 @@ def test_the_arrays_of_a_group_are_one_sample(tmp_path, caplog, zarr_format, is_
     label, image = ZarrDataset(url, arrays=("label", "image"))[3]
     same(image, images[3])
     assert label == 3
-    same(ZarrDataset(url, arrays="image")[3], images[3])
-    same(ZarrDataset(f"{url}/image")[3], images[3])
-    assert ZarrDataset(url, arrays="deeper/other")[0] == 0
-    named = ZarrDataset(url, named=True)
-    assert named[3].keys() == {"deeper/still/twin", "image", "label"}
-    assert named.batch([1, 2])["label"].tolist() == [1, 2]
     (alone,) = ZarrDataset(url, arrays=["image"])[3]
-    same(alone, images[3])
+    for one in (alone, ZarrDataset(url, arrays="image")[3], ZarrDataset(f"{url}/image")[3]):
+        same(one, images[3])
+    assert ZarrDataset(url, named=True)[3].keys() == {"deeper/still/twin", "image", "label"}
 
 
 @pytest.mark.parametrize(
@@ -337,7 +317,6 @@ def test_transform_and_collate_get_each_sample(tmp_path):
 
     url = str(tmp_path / "g.zarr")
     dataset, plain = ZarrDataset(url, transform=transform), ZarrDataset(url)
-    assert dataset[4] == (plain[4][0].sum() + 12, 4)
     sums, labels = dataset.batch([4, 4, 1])
     assert labels.tolist() == [4, 4, 1]
     assert sums[0] == sums[1] == plain[4][0].sum() + 12
@@ -582,14 +561,13 @@ def test_a_cold_epoch_requests_no_byte_twice_and_the_next_requests_nothing(cloud
 
 
 def test_the_items_of_shards_are_their_index_and_then_chunk_ranges(tmp_path):
-    array = sharded(tmp_path / "a.zarr", n=1000)
+    array = sharded(tmp_path / "a.zarr", n=200)
     dataset = ZarrDataset(str(tmp_path / "a.zarr"))
-    found = list(dataset.items(range(1000)))
+    found = list(dataset.items(range(200)))
     shard = str(tmp_path / "a.zarr/c/0/0")
     assert found[0] == (shard, -132, None)
     ranges = [item for item in found if item[2] is not None]
-    assert len(ranges) == 1000
-    assert len(found) == 1000 + 125
+    assert (len(ranges), len(found)) == (200, 200 + 25)
     for (path, start, stop), values in zip(ranges, array[...], strict=True):
         with open(path, "rb") as file:
             file.seek(start)
@@ -766,13 +744,11 @@ def test_a_thread_reads_a_chunk_itself_if_the_other_thread_fails(tmp_path, monke
 @pytest.mark.parametrize(
     ("shape", "options", "group_size"),
     [
-        ((100, 64, 64), {"chunks": (1, 64, 64)}, 1),  # a fetch for each
         ((100, 64, 64), {"chunks": (5, 64, 64)}, 5),
         ((1000, 64, 64), {"chunks": (1, 64, 64), "shards": (500, 64, 64)}, 256),  # a MiB of them
         ((1000, 64, 64), {"chunks": (5, 64, 64), "shards": (500, 64, 64)}, 255),  # whole chunks
         ((1000, 64, 64), {"chunks": (1, 64, 64), "shards": (50, 64, 64)}, 50),  # at most a shard
-        # At least a chunk.
-        ((8, 2048, 1024), {"chunks": (2, 512, 512), "shards": (4, 2048, 1024)}, 2),
+        ((8, 2048, 1024), {"chunks": (2, 512, 512), "shards": (4, 2048, 1024)}, 2),  # at least a chunk
     ],
 )
 def test_a_group_is_what_one_fetch_contains(tmp_path, shape, options, group_size):

@@ -75,22 +75,19 @@ def test_an_error_names_twenty_bad_files_and_a_pack_goes_on_after_they_were_remo
     for n_named, least in ((20, "at least 21 files"), (5, "5 files")):
         with pytest.raises(ValueError, match=f"{least} cannot be packed") as caught:
             pack(str(folder), target, decode="image", **SMALL)
-        named = [
-            line.partition(": ")[0].removeprefix("file://") for line in str(caught.value).splitlines()[1:]
-        ]
+        found = str(caught.value).splitlines()[1:]
+        named = [line.partition(": ")[0].removeprefix("file://") for line in found]
         assert len(named) == n_named
         for name in named:
             (folder / name).unlink()
-    shards = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out.zarr" / "image").iterdir()}
+    shards = {path: path.stat().st_mtime_ns for path in (tmp_path / "out.zarr" / "image").glob("c*")}
     n_read = len(read)
     assert n_read < 70  # two runs read each file once, and those of unfinished shards again
     done = pack(str(folder), target, decode="image", **SMALL)
     right(target)
     assert len(read) == n_read
     assert done.skipped == []
-    assert {
-        path.name: path.stat().st_mtime_ns for path in (tmp_path / "out.zarr" / "image").glob("c*")
-    } == shards
+    assert {path: path.stat().st_mtime_ns for path in shards} == shards
     assert done.resumed == len(shards) + 2  # names, and their offsets
 
 
@@ -127,9 +124,7 @@ def test_an_image_of_another_type_than_those_looked_at_is_left_out(tmp_path, mon
     monkeypatch.setattr(file_samples, "IMAGES", 1)
     files = {f"{i}.png": packs.png(image(i)) for i in range(4)}
     files["3.png"] = packs.png(np.full((16, 16), 1000, "u2"))
-    with pytest.raises(
-        ValueError, match=r"3\.png: an image of uint16 \(16, 16\), where .* uint8.*: pack it apart"
-    ):
+    with pytest.raises(ValueError, match=r"3\.png: an image of uint16 \(16, 16\), where .* uint8.*: pack it"):
         packs.packed(tmp_path, files, decode="image")
     found = packs.packed(tmp_path, files, decode="image", on_error="skip")
     assert found["image"] == [image(i).tolist() for i in range(3)]

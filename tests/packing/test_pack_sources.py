@@ -39,22 +39,69 @@ def nested(folder, *groups):
     return {f"{name}/{each}": array[:].tolist() for name, arrays in found.items() for each, array in arrays}
 
 
-# Images.
+def pages(kind):
+    """Return a picture with three pages or frames."""
+    made, sink = [Image.fromarray(np.full((4, 4), i, "u1")) for i in range(3)], io.BytesIO()
+    made[0].save(sink, kind, save_all=True, append_images=made[1:])
+    return sink.getvalue()
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+def two(kind, first, second):
+    """Return two files of one kind, the second of which is not like the first."""
+    return {f"0.{kind}": first, f"1.{kind}": second}
+
+
+def columns_of(**columns):
+    return packs.parquet(pa.table(columns))
+
+
+TABLE = b"a,b\n1,2\n"
+SPARSE = {"GNU.sparse.map": "0,1,9,1", "GNU.sparse.size": "10"}
+ONE_PAGE_EACH = "it has 3 pages or frames: make a file of each"
+OTHER_HEADER = r"1\.csv.* the (first record|columns) .* the first file,? \['a', 'b'\]"
+NO_SUCH_TYPE = "expected a type such as int64"
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "match"),
+    [
+        ({"0.tiff": pages("tiff")}, {"decode": "image"}, rf"0\.tiff: {ONE_PAGE_EACH}"),
+        ({"0.png": pages("png")}, {"decode": "image"}, rf"0\.png: {ONE_PAGE_EACH}"),
+        ({"x.h5": packs.hdf5(a=packs.vlen("i1", [[1]]), a_offsets=[1])}, {}, "two .* be called 'a_offsets'"),
+        ({"x.tar": packs.tar([("a.names", b"1")])}, {}, "two arrays would be called 'names'"),
+        ({"x.parquet": columns_of(**{r"a\b": [1]})}, {}, "cannot be the name of an array"),
+        ({"x.jsonl": b'{".cachedfs-pack": 1}'}, {}, "'.cachedfs-pack' cannot be the name of an array"),
+        ({"x.csv": b"a,a/b\n1,2\n"}, {}, "'a' cannot be the name of an array"),
+        ({"x.tar": packs.tar([("a.jpg", b"12")], SPARSE)}, {}, r"'a\.jpg' is sparse: .* without --sparse"),
+        (
+            two("parquet", columns_of(x=[1]), columns_of(y=[1])),
+            {},
+            "row 1: column 'x' is not there",
+        ),
+        (two("parquet", columns_of(x=[1]), columns_of(x=["a"])), {}, r"1\.parquet: Field x has incompatible"),
+        (two("csv", TABLE, b"b,c\n3,4\n"), {}, OTHER_HEADER),
+        (two("csv", TABLE, b"a;b\n3;4\n"), {}, OTHER_HEADER),
+        (two("csv", TABLE, b'"a,b"\n3\n'), {}, OTHER_HEADER),
+        (two("csv", TABLE, b"a\n3\n"), {}, OTHER_HEADER),
+        ({"x.csv": TABLE}, {"csv": {"sep": ";"}}, "'sep' is none of comment, delimiter, encoding, skipini"),
+        ({"x.jsonl": b'{"a": 1}\n'}, {"csv": {"delimiter": ";"}}, "these are options of CSV files"),
+        ({"x.jsonl": b'{"a": {}}\n' + b"[" * 100_000}, {}, r"x\.jsonl, line 2: the line is not JSON"),
+        ({"x.csv": TABLE}, {"columns": {"a": "ragged utf8"}}, NO_SUCH_TYPE),
+        ({"x.csv": TABLE}, {"columns": {"a": "float32[x]"}}, NO_SUCH_TYPE),
+        ({"x.csv": TABLE}, {"columns": {"a": "object"}}, NO_SUCH_TYPE),
+        ({"x.nc": b"CDF\x01" + bytes(28)}, {}, r"x\.nc: .* NetCDF 3"),
+    ],
+)
+def test_what_cannot_be_packed_is_named(tmp_path, files, options, match):
+    with pytest.raises(ValueError, match=match):
+        packs.packed(tmp_path, files, **options)
+    assert not (tmp_path / "out.zarr" / "zarr.json").exists()
+
+
+@pytest.mark.parametrize("orientation", [1, 6, 7])
 def test_images_are_turned_by_their_exif_orientation(tmp_path, orientation):
     pixels = np.arange(6, dtype="u1").reshape(2, 3)
-    turned = {
-        1: pixels,
-        2: pixels[:, ::-1],
-        3: pixels[::-1, ::-1],
-        4: pixels[::-1],
-        5: pixels.T,
-        6: pixels[::-1].T,
-        7: pixels[::-1, ::-1].T,
-        8: pixels[:, ::-1].T,
-    }
+    turned = {1: pixels, 6: pixels[::-1].T, 7: pixels[::-1, ::-1].T}
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
     sink = io.BytesIO()
@@ -64,17 +111,6 @@ def test_images_are_turned_by_their_exif_orientation(tmp_path, orientation):
     assert packs.packed(tmp_path, files, decode="image-raw")["image"] == [pixels.tolist()]
 
 
-@pytest.mark.parametrize("kind", ["tiff", "gif", "png"])
-def test_a_picture_of_several_pages_is_not_packed(tmp_path, kind):
-    pages = [Image.fromarray(np.full((4, 4), i, "u1")) for i in range(3)]
-    pages[0].save(tmp_path / f"0.{kind}", save_all=True, append_images=pages[1:])
-    with pytest.raises(ValueError, match=rf"0\.{kind}: it has 3 pages or frames: make a file of each"):
-        pack(str(tmp_path / f"*.{kind}"), str(tmp_path / "out.zarr"), decode="image")
-
-
-# Names.
-
-
 @pytest.mark.parametrize(
     ("name", "data"),
     [*packs.in_each_format([{"a/b": 1, "a/c": 2}]), ("x.h5", packs.hdf5(a__b=[1], a__c=[2]))],
@@ -82,23 +118,6 @@ def test_a_picture_of_several_pages_is_not_packed(tmp_path, kind):
 def test_names_with_a_slash_are_arrays_of_a_group(tmp_path, name, data):
     packs.packed(tmp_path, {name: data})
     assert nested(tmp_path, "a") == {"a/b": [1], "a/c": [2]}
-
-
-@pytest.mark.parametrize(
-    ("name", "data", "match"),
-    [
-        ("x.h5", packs.hdf5(a=packs.vlen("int8", [[1]]), a_offsets=[1]), "would be called 'a_offsets'"),
-        ("x.tar", packs.tar([("a.names", b"1")]), "two arrays would be called 'names'"),
-        ("x.jsonl", b'{"a": "1", "a_offsets": 1}', "two arrays would be called 'a_offsets'"),
-        ("x.parquet", packs.parquet(pa.table({r"a\b": [1]})), "cannot be the name of an array"),
-        ("x.jsonl", b'{".cachedfs-pack": 1}', "'.cachedfs-pack' cannot be the name of an array"),
-        ("x.csv", b"a,a/b\n1,2\n", "'a' cannot be the name of an array"),
-    ],
-)
-def test_invalid_array_names_are_refused(tmp_path, name, data, match):
-    with pytest.raises(ValueError, match=match):
-        packs.packed(tmp_path, {name: data})
-    assert not (tmp_path / "out.zarr").exists()
 
 
 # HDF5.
@@ -130,13 +149,8 @@ def test_variable_length_rows_are_read_a_few_at_a_time(tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(hdf5_file, "_values", noted)
-    found = packs.packed(
-        tmp_path, {"x.h5": packs.hdf5(jpeg=packs.vlen("u1", rows), label=np.arange(len(sizes)))}
-    )
-    assert found["label"] == list(range(len(sizes)))
-    assert [(len(row), *set(row)) for row in found["jpeg"]] == [
-        (len(row), *set(row.tolist())) for row in rows
-    ]
+    found = packs.packed(tmp_path, {"x.h5": packs.hdf5(jpeg=packs.vlen("u1", rows))})
+    assert found["jpeg"] == [row.tolist() for row in rows]
     assert max(at_once) < 9 << 16  # what is encoded together, and the ends of two rows
 
 
@@ -160,7 +174,7 @@ def test_unsupported_datasets_are_refused(tmp_path, data, match):
     assert packs.packed(tmp_path, files, columns=["y"]) == {"y": [0, 1, 2, 3, 4]}
 
 
-@pytest.mark.parametrize("places", [[0], [1], [0, 1, 3], [0, 1, 2, 3]])
+@pytest.mark.parametrize("places", [[1], [0, 1, 3], [0, 1, 2, 3]])
 @pytest.mark.parametrize("kind", ["h5", "parquet, no type", "parquet, no column"])
 def test_files_without_rows_are_skipped(tmp_path, kind, places):
     kind, _, what = kind.partition(", ")
@@ -282,12 +296,6 @@ def test_names_that_webdataset_splits_in_its_own_way_are_noted(tmp_path):
     ]
 
 
-def test_sparse_members_are_an_error(tmp_path):
-    holes = {"GNU.sparse.map": "0,1,9,1", "GNU.sparse.size": "10"}
-    with pytest.raises(ValueError, match=r"x\.tar: 'a\.jpg' is sparse: .* make the tar without --sparse"):
-        packs.packed(tmp_path, {"x.tar": packs.tar([("a.jpg", b"12")], holes)})
-
-
 # Columns.
 
 
@@ -301,8 +309,6 @@ def test_sparse_members_are_an_error(tmp_path):
         ([2**53 + 1.0, 1e19], "int64"),
         ([1, None], "int8"),
         ([[1], [300]], "ragged int8"),
-        ([[1.5]], "ragged uint8"),
-        ([[1, 300]], "int8[2]"),
         (["word"], "float32"),
     ],
 )
@@ -316,15 +322,11 @@ def test_numbers_out_of_range_of_a_type_are_an_error(tmp_path, values, given):
 @pytest.mark.parametrize(
     ("values", "given", "found"),
     [
-        (pa.array([1, -128]), "int8", [1, -128]),
         (pa.array([2.0, 3.0]), "uint8", [2, 3]),
         (pa.array([2**64 - 1], pa.uint64()), "uint64", [2**64 - 1]),
-        (pa.array([1, None]), "float32", [1.0, "nan"]),
         (pa.array([2**60 + 1]), "float32", [2.0**60]),
-        (pa.array([1 / 3]), "float16", [0.333251953125]),
         (pa.array([[1 / 3], [None]]), "ragged float16", [[0.333251953125], ["nan"]]),
         (pa.array([True, False]), "int8", [1, 0]),
-        (pa.array([3], pa.date32()), "int16", [3]),
         (pa.array([3], pa.timestamp("us")), "int32", [3]),
         (pa.array(["7"]), "int64", [7]),
         (pa.array([1, None], pa.uint8()), None, [1.0, "nan"]),
@@ -336,27 +338,14 @@ def test_numbers_are_converted_to_the_requested_type(tmp_path, values, given, fo
     assert str(packed) == str(found).replace("'nan'", "nan")
 
 
-@pytest.mark.parametrize(
-    ("other", "match"),
-    [
-        ({"y": [1]}, r"1\.parquet, row 1: column 'x' is not there; columns="),
-        ({"x": ["a"]}, r"1\.parquet: Field x has incompatible types: int64 vs string; columns="),
-    ],
-)
-def test_parquet_files_with_other_columns_are_named(tmp_path, other, match):
-    files = {f"{i}.parquet": packs.parquet(pa.table(each)) for i, each in enumerate([{"x": [1]}, other])}
-    with pytest.raises(ValueError, match=match):
-        packs.packed(tmp_path, files)
-
-
 def test_a_parquet_page_that_fails_its_checksum_is_an_error(tmp_path):
     table = pa.table({"x": np.arange(400_000)})
     data = packs.parquet(table, compression="none", use_dictionary=False, write_page_checksum=True)
-    for row, place in ((7, "x.parquet"), (399_000, "x.parquet")):
+    for row in (7, 399_000):
         at = data.index(np.int64(row).tobytes())
         with pytest.raises(OSError, match="CRC checksum") as raised:
             packs.packed(tmp_path, {"x.parquet": data[:at] + b"\xff" + data[at + 1 :]})
-        assert raised.value.__notes__[0].endswith(place)
+        assert raised.value.__notes__[0].endswith("x.parquet")
     assert packs.packed(tmp_path, {"x.parquet": data})["x"] == list(range(400_000))
 
 
@@ -377,10 +366,7 @@ COLUMNS = {
 }
 
 
-@pytest.mark.parametrize(
-    "columns",
-    [None, ["a.b.raw", "image.bytes"], ["image.path", "plain"], ["a.m"], ["a.b.n", "a.s"], ["plain"]],
-)
+@pytest.mark.parametrize("columns", [None, ["a.b.raw", "image.path"], ["a.b.n", "a.s", "plain"], ["plain"]])
 def test_structs_with_bytes_are_separate_columns_any_of_which_can_be_chosen(tmp_path, columns):
     files = {"x.parquet": packs.parquet(pa.table(STRUCTS), row_group_size=2)}
     found = packs.packed(tmp_path, files, columns=columns)
@@ -421,32 +407,6 @@ def test_tensors_with_permuted_axes_are_named_and_can_be_lists(tmp_path):
     assert packs.packed(tmp_path, files, columns=["i"]) == {"i": [1, 2]}
 
 
-@pytest.mark.parametrize("name", ["list", "map", "struct"])
-def test_nested_tensors_are_json_of_their_storage(tmp_path, name):
-    column, wanted = tensors(shape=(2, 1))
-    (first, second) = np.array(wanted).reshape(2, 2).tolist()
-    made = {
-        "list": (pa.ListArray.from_arrays([0, 0, 2], column), [[], [first, second]]),
-        "map": (
-            pa.MapArray.from_arrays([0, 1, 2], pa.array(["a", "b"]), column),
-            [[["a", first]], [["b", second]]],
-        ),
-        "struct": (pa.StructArray.from_arrays([column], ["a"]), [{"a": first}, {"a": second}]),
-    }
-    column, wanted = made[name]
-    assert packs.packed(tmp_path, {"x.parquet": packs.parquet(pa.table({"x": column}))}) == {"x": wanted}
-
-
-@pytest.mark.skipif(not hasattr(pa, "json_"), reason="this Arrow has no such types")
-def test_other_extension_types_are_packed_as_their_storage(tmp_path):
-    made = {"u": pa.array([b"%016d" % i for i in range(2)], pa.binary(16)), "j": pa.array(['{"a": 1}', None])}
-    types = {"u": pa.uuid(), "j": pa.json_()}
-    table = pa.table({name: pa.ExtensionArray.from_storage(types[name], made[name]) for name in made})
-    files = {"x.parquet": packs.parquet(table)}
-    assert packs.packed(tmp_path, files) == {"u": made["u"].to_pylist(), "j": ['{"a": 1}', ""]}
-    assert packs.packed(tmp_path, files, columns=[("j", "bytes")]) == {"j": [b'{"a": 1}', b""]}
-
-
 @pytest.mark.parametrize(
     ("column", "columns", "match"),
     [
@@ -455,11 +415,6 @@ def test_other_extension_types_are_packed_as_their_storage(tmp_path):
             pa.array([{"a": [{"b": b"x"}], "c": 1}]),
             None,
             r"column 'x\.a' is list<.*binary>>: JSON has no bytes",
-        ),
-        (
-            pa.array([[("k", b"v")]], pa.map_(pa.string(), pa.binary())),
-            None,
-            "column 'x' is map<.*: JSON has no bytes",
         ),
         (pa.array([b"x"]), {"x": "json"}, "column 'x' is binary: JSON has no bytes"),
     ],
@@ -509,9 +464,7 @@ def test_invalid_utf8_lines_are_an_error_and_can_be_bytes(tmp_path, short_scan):
 @pytest.mark.parametrize(
     ("content", "kept"),
     [
-        (b"", []),
         (b"\xef\xbb\xbf", []),
-        (b"\xef\xbb\xbf\n", [""]),
         (b"\xef\xbb\xbf\n\ra", ["", "\ra"]),
         (b"\n\xef\xbb\xbf", ["", "\ufeff"]),
         (b"\xef\xbb\xbf\r\nb", ["", "b"]),
@@ -528,14 +481,6 @@ def test_a_byte_order_mark_alone_is_not_a_line(tmp_path, content, kept, suffix):
     urls = [str(tmp_path / name) for name in files]
     assert list(lines.LineDataset(urls, keep_empty=True)) == [*kept, "last"]
     assert list(lines.LineDataset(urls)) == packed["data"] == [*filter(None, kept), "last"]
-
-
-@pytest.mark.parametrize("columns", [["a"], {"data": "int8"}, {"data": "utf8", "a": None}])
-def test_lines_have_no_columns(tmp_path, columns):
-    with pytest.raises(
-        ValueError, match=r"columns=.*: lines are data, 'utf8' or 'bytes', and have no others"
-    ):
-        packs.packed(tmp_path, {"x.txt": b"a\n"}, columns=columns)
 
 
 # JSON.
@@ -596,13 +541,8 @@ JSONL = "x.jsonl", b"", b'{"x": 1, "y": "two"}\n\n'
         (CSV, b'1.5,""\n', "column 'x': Failed to parse string: '1.5'"),
         (CSV, b"1,2,3\n", "CSV parse error: Expected 2 columns, got 3"),
         (CSV, b',""\n', "column 'x': 1 values are missing"),
-        (JSONL, b'{"x": 1.5, "y": ""}\n', "column 'x': .*1.5"),
         (JSONL, b'{"x": oops}\n', "the line is not JSON .*oops"),
-        (
-            JSONL,
-            b'{"x": 1, "y": 2}\n',
-            r"column 'y': JSON parse error: Column\(/y\) changed from string to n",
-        ),
+        (JSONL, b'{"x": 1, "y": 2}\n', "column 'y': JSON parse error: .* changed from string to n"),
         (JSONL, b'{"y": ""}\n', "column 'x': 1 values are missing"),
     ],
 )
@@ -620,9 +560,8 @@ def test_a_value_that_does_not_fit_is_named_by_line_and_column(
 
 
 def test_given_columns_are_not_guessed(tmp_path):
-    files = {
-        "x.jsonl": lines('{"x": 1, "y": 2, "z": 1}', '{"x": "a", "y": 3, "z": []}', '{"x": {}, "y": null}')
-    }
+    samples = '{"x": 1, "y": 2, "z": 1}', '{"x": "a", "y": 3, "z": []}', '{"x": {}, "y": null}'
+    files = {"x.jsonl": lines(*samples)}
     assert packs.packed(tmp_path, files, columns=[("x", "json")]) == {"x": [1, "a", {}]}
     found = packs.packed(tmp_path, files, columns={"x": "json", "z": "json"})
     assert str(found) == "{'x': [1, 'a', {}], 'y': [2.0, 3.0, nan], 'z': [1, [], None]}"
@@ -634,34 +573,16 @@ def test_given_columns_are_not_guessed(tmp_path):
         packs.packed(tmp_path, files, columns={"x": "json", "z": "json", "w": None})
 
 
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("x.jsonl", lines('{"x": null}', '{"x": null}')),
-        ("x.jsonl", lines('{"x": ""}', "{}")),
-        ("x.csv", b'x\n""\n""\n'),
-    ],
-)
-def test_a_column_may_be_empty_in_all_records(tmp_path, name, data):
-    assert packs.packed(tmp_path, {name: data}) == {"x": ["", ""]}
-
-
 def test_integers_outside_int64(tmp_path):
     large = {"x.jsonl": lines('{"x": 1}', '{"x": null}', '{"x": 18446744073709551615}')}
-    with pytest.raises(
-        ValueError, match="line 3: column 'x': Integer value 18446744073709551615 not in range"
-    ):
+    with pytest.raises(ValueError, match="line 3: column 'x': Integer value 18446744073709551615 not in"):
         packs.packed(tmp_path, large)
-    large = {
-        "x.jsonl": lines('{"x": 1, "y": [1]}', '{"x": 18446744073709551615, "y": [18446744073709551615]}')
-    }
+    samples = '{"x": 1, "y": [1]}', '{"x": 18446744073709551615, "y": [18446744073709551615]}'
+    large = {"x.jsonl": lines(*samples)}
     assert packs.packed(tmp_path, large) == {"x": [1, 2**64 - 1], "y": [[1], [2**64 - 1]]}
-    assert packs.packed(tmp_path, large, columns={"x": "float64"})["x"] == [1.0, 2.0**64]
     for value in ("-1", "18446744073709551615"), ("[-1, 18446744073709551615]", "[]"):
         larger = {"x.jsonl": lines(*(f'{{"x": {each}}}' for each in value))}
-        with pytest.raises(
-            ValueError, match=r"column 'x': no integer type holds -1 to 18446744073709551615; columns="
-        ):
+        with pytest.raises(ValueError, match=r"column 'x': no integer type holds -1 to 1844674407370955"):
             packs.packed(tmp_path, larger)
         assert packs.packed(tmp_path, larger, columns={"x": "json"})["x"] == [*map(json.loads, value)]
 
@@ -670,11 +591,6 @@ def test_integers_outside_int64(tmp_path):
 
 
 def test_csv_integers_outside_int64(tmp_path):
-    files = {"x.csv": lines("x,y", "1,0.5", "18446744073709551615,18446744073709551615")}
-    assert packs.packed(tmp_path, files, columns={"x": "float64"}) == {
-        "x": [1.0, 2.0**64],
-        "y": [0.5, 2.0**64],
-    }
     with pytest.raises(ValueError, match="column 'x': Integer value 18446744073709551615 not in range"):
         packs.packed(tmp_path, {"x.csv": lines("x,y", "NA,1", "18446744073709551615,2")})
     files = {"a.csv": lines("x", " 7", "+7"), "b.csv": lines("x", "18446744073709551615 ")}
@@ -684,14 +600,11 @@ def test_csv_integers_outside_int64(tmp_path):
 @pytest.mark.parametrize(
     ("header", "record", "found"),
     [
-        ('"net, gross, tax";id', "1;2", {"net, gross, tax": [1], "id": [2]}),
         ('"net, of us";"gross, of us"', "1;2", {"net, of us": [1], "gross, of us": [2]}),
-        ('"size (h|w|c)",label', "5,cat", {"size (h|w|c)": [5], "label": ["cat"]}),
         ('5" x; y,"say ""a;b;c"""', "1,2", {'5" x; y': [1], 'say "a;b;c"': [2]}),
         ('"two;\nlines"|b', '3|"x,;\n,"', {"two;\nlines": [3], "b": ["x,;\n,"]}),
         ('"a, b"', "7", {"a, b": [7]}),
         ("n,text", '7,"say ""hi""\n, and ""more"""', {"n": [7], "text": ['say "hi"\n, and "more"']}),
-        ('n,size",text', '7,5" pipe,"two\nlines"', {"n": [7], 'size"': ['5" pipe'], "text": ["two\nlines"]}),
         ('n;size";text', '7;5" pipe;"two\nlines"', {"n": [7], 'size"': ['5" pipe'], "text": ["two\nlines"]}),
         ('\ufeff"two\nlines",b\r', '1,"c\nd"\r\n2,e', {"two\nlines": [1, 2], "b": ["c\nd", "e"]}),
     ],
@@ -701,29 +614,8 @@ def test_quotes_and_separators_are_those_of_the_header_and_the_records(tmp_path,
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        b'"a","b"\n3,4\n',
-        b'\xef\xbb\xbfa,"b"\r\n3,4\r\n',
-        b"a,b",
-        b"b,a\n4,3\n",
-        b"\n\na,b\n3,4",
-        b"a,b\r3,4\r",
-    ],
+    "other", [b'\xef\xbb\xbfa,"b"\r\n3,4\r\n', b"a,b", b"b,a\n4,3\n", b"\n\na,b\n3,4", b"a,b\r3,4\r"]
 )
 def test_files_with_equal_headers_are_accepted(tmp_path, other):
     found = packs.packed(tmp_path, {"0.csv": b"a,b\n1,2\n", "1.csv": other})
     assert found == ({"a": [1], "b": [2]} if other == b"a,b" else {"a": [1, 3], "b": [2, 4]})
-
-
-@pytest.mark.parametrize("other", [b"b,c\n3,4\n", b"a;b\n3;4\n", b'"a,b"\n3\n', b"a\n3\n", b"a,b,c\n1,2,3\n"])
-def test_files_with_other_headers_are_an_error(tmp_path, other):
-    with pytest.raises(
-        ValueError, match=r"1\.csv.* the (first record|columns) .* the first file,? \['a', 'b'\]"
-    ):
-        packs.packed(tmp_path, {"0.csv": b"a,b\n1,2\n", "1.csv": other})
-
-
-def test_a_line_nested_too_deeply_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"x\.jsonl, line 2: the line is not JSON"):
-        packs.packed(tmp_path, {"x.jsonl": b'{"a": {}}\n' + b"[" * 100_000})

@@ -72,7 +72,6 @@ def passes(draw):
     return extents, places
 
 
-# In order.
 def test_the_window_doubles_up_to_the_positions_read_and_its_limit():
     history, windows = GridHistory((100,)), []
     for place in grid(100):
@@ -111,13 +110,8 @@ def test_a_part_of_every_step_is_recognized_after_two_steps(data):
 
 
 @pytest.mark.parametrize(
-    ("extents", "order", "by"),
-    [
-        ((360,), None, 2), ((36, 10), None, 5), ((36, 10), (1, 0), 8), ((100, 12), None, 10), ((5, 6, 7), None, 2),
-        ((12, 4, 4), None, 10),
-    ],
-    ids=str,
-)  # fmt: skip
+    ("extents", "order", "by"), [((360,), None, 2), ((36, 10), (1, 0), 8), ((12, 4, 4), None, 10)], ids=str
+)
 @pytest.mark.parametrize("is_backwards", [False, True])
 def test_positions_slightly_out_of_order_count_as_in_order(extents, order, by, is_backwards):
     places = grid(*extents, order=order)[:: -1 if is_backwards else 1]
@@ -134,17 +128,7 @@ def test_several_readers_of_one_array_are_each_followed():
     assert out.unread == []
 
 
-def test_an_array_of_unknown_shape_is_followed_along_the_positions_seen():
-    places = grid(20, 10)
-    history = GridHistory((None, None))
-    for place in places[:45]:
-        step(history, place, 8)
-    assert history.walks[0].place(45) == (4, 5)
-    assert history.walks[0].place(50) == (5, 0)
-
-
-# At random.
-@pytest.mark.parametrize("extents", [(64,), (360,), (20, 18), (6, 6, 10)], ids=str)
+@pytest.mark.parametrize("extents", [(360,), (6, 6, 10)], ids=str)
 def test_random_orders_request_almost_nothing(extents):
     n_asked = 0
     for seed in range(5):
