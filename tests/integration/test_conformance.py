@@ -1,6 +1,6 @@
-"""The conformance suites of fsspec and zarr on cachedfs over memory and the simulated clouds.
+"""The conformance suites of fsspec and zarr on cachedfs over memory and simulated GCS.
 
-The edge cases of patterns run over memory only.
+tests/origins/drive/test_drive_filesystem.py has those of fsspec for Google Drive.
 """
 
 import fsspec
@@ -52,13 +52,10 @@ class TestOverMemory(Suites):
         return ""
 
 
-class WithoutGlobs(Suites):
-    """Patterns are expanded from what `find` returns, the same for all origins."""
-
+class TestOverGCS(Suites):
+    # Patterns are expanded from what `find` returns, the same for all origins.
     test_copy_glob_edge_cases = test_get_glob_edge_cases = test_put_glob_edge_cases = None
 
-
-class TestOverGCS(WithoutGlobs):
     @pytest.fixture(scope="class")
     @classmethod
     def fs(cls, gcs_server, tmp_path_factory):
@@ -73,19 +70,6 @@ class TestOverGCS(WithoutGlobs):
     @pytest.fixture
     def supports_empty_directories(self):
         return False
-
-
-class TestOverDrive(WithoutGlobs):
-    @pytest.fixture(scope="class")
-    @classmethod
-    def fs(cls, drive_server, tmp_path_factory):
-        drive_server.folder("conformance")
-        origin = {"token": "anon", "endpoint_url": drive_server.endpoint_url}
-        return filesystem(tmp_path_factory, "cdrive", drive=origin)
-
-    @pytest.fixture
-    def fs_path(self):
-        return "My Drive/conformance"
 
 
 # zarr.
