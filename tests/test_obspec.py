@@ -9,8 +9,6 @@ import obspec
 import pytest
 from obspec.exceptions import NotFoundError, map_exception
 from obspec_utils.protocols import ReadableStore
-from obspec_utils.readers import BlockStoreReader
-from obspec_utils.registry import ObjectStoreRegistry
 
 from cachedfs.errors import ObjectChanged
 from cachedfs.obspec import CachedStore
@@ -107,21 +105,18 @@ def test_ranges(both):
     assert both.get_ranges("a/0.bin", starts=starts, lengths=[3] * 3) == expected
     assert both.get_ranges("a/0.bin", starts=starts, ends=[start + 3 for start in starts]) == expected
     assert both.get_ranges("a/0.bin", starts=[], ends=[]) == []
+    assert both._store.get("empty", options={"range": {"suffix": 5}}).buffer() == b""
     assert both.get_ranges("a/0.bin", starts=[0, 5], lengths=[2, 2], coalesce=0) == [DATA[:2], DATA[5:7]]
-
-
-ENDS = "either an end or a length"
-NO_BYTES = r"no bytes in a range from"
-FORMS = r"the option range is .*; it must be \(start, end\), {'offset': n} or {'suffix': n}"
 
 
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"start": 0}, ENDS), ({"start": 0, "end": 1, "length": 1}, ENDS), ({"start": -1, "end": 5}, ENDS),
-        ({"start": 7, "end": 7}, NO_BYTES), ({"start": 9, "end": 12}, NO_BYTES),
+        ({"start": 0}, "either an end or a length"),
+        ({"start": -1, "end": 5}, "either an end or a length"),
+        ({"start": 9, "end": 12}, "no bytes in a range from"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_range_is_an_error(store, wrong, why):
     with pytest.raises(ValueError, match=why):
         store.get_range("c.bin", **wrong)
@@ -132,12 +127,12 @@ def test_a_wrong_range_is_an_error(store, wrong, why):
 @pytest.mark.parametrize(
     ("wanted", "why"),
     [
-        *((each, "has a negative number") for each in ((-1, 3), (0, -3), {"offset": -1}, {"suffix": -1})),
-        *((each, FORMS) for each in ({"start": 1}, {"offset": 1, "suffix": 2}, (1,), "ab", {"offset": 1.0})),
-        *((each, NO_BYTES) for each in ((2, 2), (3, 9), {"offset": 3})),
+        ((0, -3), "has a negative number"), ({"suffix": -1}, "has a negative number"),
+        ({"offset": 1, "suffix": 2}, "it must be"), ((1,), "it must be"), ({"offset": 1.0}, "it must be"),
+        ((2, 2), "no bytes in a range from"), ({"offset": 3}, "no bytes in a range from"),
     ],
-)
-def test_a_wrong_range_of_get_is_an_error_that_says_why(store, wanted, why):
+)  # fmt: skip
+def test_a_wrong_range_of_get_is_an_error(store, wanted, why):
     with pytest.raises(ValueError, match=rf"c\.bin: .*{why}"):
         store.get("c.bin", options={"range": wanted})
     with pytest.raises(NotImplementedError, match="no option if_match"):
@@ -148,10 +143,8 @@ def test_a_wrong_range_of_get_is_an_error_that_says_why(store, wanted, why):
     ("wanted", "start", "stop"),
     [
         (None, 0, len(DATA)),
-        ((5, 9), 5, 9),
         ((9, len(DATA) + 9), 9, len(DATA)),
         ({"offset": 1 << 20}, 1 << 20, len(DATA)),
-        ({"suffix": 10}, len(DATA) - 10, len(DATA)),
         ({"suffix": len(DATA) + 10}, 0, len(DATA)),
         ({"suffix": 0}, len(DATA), len(DATA)),
     ],
@@ -170,22 +163,6 @@ def test_get_returns_metadata_and_bytes_of_a_range(store, monkeypatch, wanted, s
         return await again.buffer_async(), [piece async for piece in again]
 
     assert asyncio.run(same()) == (DATA[start:stop], pieces)
-
-
-def test_an_empty_object_is_empty(store):
-    assert (store.get("empty").buffer(), list(store.get("empty"))) == (b"", [])
-    assert store.get("empty", options={"range": {"suffix": 5}}).range == (0, 0)
-
-
-def test_an_object_whose_name_ends_in_a_slash_is_read_by_the_name_that_listings_give(cloud):
-    cloud.put("top/d/", b"bytes")
-    cloud.put("top/d/x", b"1")
-    store = CachedStore(f"gs://{cloud.bucket}/top", **cloud.options)
-    assert store.get("d/").buffer() == b"bytes"
-    assert [row["path"] for page in store.list("d/") for row in page] == ["d/", "d/x"]
-    assert [row["path"] for row in store.list_with_delimiter("d/")["objects"]] == ["d/", "d/x"]
-    assert store.list_with_delimiter()["common_prefixes"] == ["d"]
-    assert store.head("d/")["size"] == 5
 
 
 def test_metadata_and_listings(both, monkeypatch):
@@ -211,18 +188,17 @@ def test_metadata_and_listings(both, monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["none", "a"])
-def test_errors_have_the_names_that_obspec_knows(store, path):
-    async def of(name, **options):
-        with pytest.raises(FileNotFoundError) as caught:
-            await getattr(store, f"{name}_async")(path, **options)
-        return caught.value
+@pytest.mark.parametrize(
+    ("name", "options"), [("head", {}), ("get", {}), ("get_range", {"start": 0, "end": 1})]
+)
+def test_a_missing_object_is_the_error_that_obspec_knows(store, path, name, options):
+    async def ask():
+        await getattr(store, f"{name}_async")(path, **options)
 
-    for name, options in {"head": {}, "get": {}, "get_range": {"start": 0, "end": 1}}.items():
-        with pytest.raises(FileNotFoundError) as caught:
-            getattr(store, name)(path, **options)
-        for error in (caught.value, asyncio.run(of(name, **options))):
-            assert isinstance(map_exception(error), NotFoundError)
-            assert path in str(error)
+    for act in (lambda: getattr(store, name)(path, **options), lambda: asyncio.run(ask())):
+        with pytest.raises(FileNotFoundError, match=path) as caught:
+            act()
+        assert isinstance(map_exception(caught.value), NotFoundError)
 
 
 def test_a_second_read_sends_no_request_even_as_in_a_new_process(store):
@@ -272,9 +248,7 @@ def test_a_store_with_new_credentials_replaces_one_of_the_same_account(cloud):
     cloud.put("a.bin", b"abc")
     for token in ("expired", "new"):
         given = gcs_store(cloud, token=token)
-        store = CachedStore(given, account="me")
-        assert store.head("a.bin")["size"] == 3
-        assert store.fs._objects.origin("a.bin").store is given
+        assert CachedStore(given, account="me").fs._objects.origin("a.bin").store is given
 
 
 @pytest.mark.parametrize("made", [lambda cloud: cloud.url(), gcs_store])
@@ -332,26 +306,11 @@ def test_a_local_folder_is_a_store(tmp_path, monkeypatch):
         assert CachedStore(place).get_range("k", start=1, end=3) == b"23"
 
 
-def test_a_registry_finds_paths(cloud):
-    for name in ("top/a.bin", "b.bin"):
-        cloud.put(name, b"abc")
-    base = f"gs://{cloud.bucket}"
-    below = CachedStore(gcs_store(cloud, prefix="top"))
-    registry = ObjectStoreRegistry({base: CachedStore(base, **cloud.options), f"{base}/top": below})
-    for name in ("top/a.bin", "b.bin"):
-        store, path = registry.resolve(f"{base}/{name}")
-        with BlockStoreReader(store, path) as file:
-            assert file.read() == b"abc"
-    assert registry.resolve(f"{base}/top/a.bin") == (below, "a.bin")
-
-
 @pytest.mark.parametrize(
     ("made", "root", "prefix"),
     [
         (lambda: CachedStore("gs://b/p/q"), "b/p/q", "p/q"),
-        (lambda: CachedStore("cachedfs::gs://b", prefix="/p/"), "b/p", "p"),
         (lambda: CachedStore("cdrive://My Drive/p"), "My Drive/p", "p"),
-        (lambda: CachedStore("file:///a/b", prefix="c"), "/a/b/c", "a/b/c"),
         (lambda: CachedStore("https://h:1/a", prefix="b"), "https://h:1/a/b", "a/b"),
         (lambda: CachedStore(stores.HTTPStore("https://h:1/a"), prefix="b"), "h:1/a/b", "a/b"),
         (lambda: CachedStore(stores.LocalStore("/tmp"), prefix="b"), "tmp/b", "tmp/b"),

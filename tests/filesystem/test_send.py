@@ -303,13 +303,3 @@ def test_other_origins_are_compared_just_before(request, protocol, size, tmp_pat
     send(fs, path, OLD, replaces=ANY_VERSION)
     assert fs.cat_file(path) == OLD
     assert fs.ls(folder, detail=False) == [path]
-
-
-def test_a_failed_upload_leaves_nothing(cloud, fs):
-    path = cloud.path("k")
-    cloud.put("k", OLD)
-    cloud.server.fail(Fault(kind="upload", nth=2, status=403))
-    with pytest.raises(AccessDenied, match=f"gs://{path}: .*roles/storage.objectUser"):
-        send(fs, path, LARGE, replaces=ANY_VERSION)
-    assert fs.cat_file(path) == OLD
-    assert unfinished(cloud) == []

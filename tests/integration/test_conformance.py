@@ -1,6 +1,6 @@
-"""The conformance suites of fsspec and zarr on cachedfs over memory and the simulated clouds.
+"""The conformance suites of fsspec and zarr on cachedfs over memory and simulated GCS.
 
-The edge cases of patterns run over memory only.
+tests/origins/drive/test_drive_filesystem.py has those of fsspec for Google Drive.
 """
 
 import fsspec
@@ -16,19 +16,29 @@ from zarr.testing.store import StoreTests
 
 
 # fsspec.
-class Fixtures(suites.AbstractFixtures):
-    @pytest.fixture
-    def fs_join(self):
-        return lambda *parts: "/".join(parts)
-
-
 def filesystem(tmp_path_factory, protocol, **options):
     return fsspec.filesystem(
         protocol, cache_dir=str(tmp_path_factory.mktemp("cache")), keep_free=0, **options
     )
 
 
-class OverMemory(Fixtures):
+class Suites(
+    suites.AbstractCopyTests,
+    suites.AbstractGetTests,
+    suites.AbstractPutTests,
+    suites.AbstractPipeTests,
+    suites.AbstractOpenTests,
+    suites.AbstractFixtures,
+):
+    # Two suites have a test of this name.
+    test_put_as_list = suites.AbstractPutTests.test_copy_with_source_and_destination_as_list
+
+    @pytest.fixture
+    def fs_join(self):
+        return lambda *parts: "/".join(parts)
+
+
+class TestOverMemory(Suites):
     @pytest.fixture(scope="class")
     @classmethod
     def fs(cls, tmp_path_factory):
@@ -42,7 +52,10 @@ class OverMemory(Fixtures):
         return ""
 
 
-class OverGCS(Fixtures):
+class TestOverGCS(Suites):
+    # Patterns are expanded from what `find` returns, the same for all origins.
+    test_copy_glob_edge_cases = test_get_glob_edge_cases = test_put_glob_edge_cases = None
+
     @pytest.fixture(scope="class")
     @classmethod
     def fs(cls, gcs_server, tmp_path_factory):
@@ -57,48 +70,6 @@ class OverGCS(Fixtures):
     @pytest.fixture
     def supports_empty_directories(self):
         return False
-
-
-class OverDrive(Fixtures):
-    @pytest.fixture(scope="class")
-    @classmethod
-    def fs(cls, drive_server, tmp_path_factory):
-        drive_server.folder("conformance")
-        origin = {"token": "anon", "endpoint_url": drive_server.endpoint_url}
-        return filesystem(tmp_path_factory, "cdrive", drive=origin)
-
-    @pytest.fixture
-    def fs_path(self):
-        return "My Drive/conformance"
-
-
-class Suites(
-    suites.AbstractCopyTests,
-    suites.AbstractGetTests,
-    suites.AbstractPutTests,
-    suites.AbstractPipeTests,
-    suites.AbstractOpenTests,
-):
-    # Two suites have a test of this name.
-    test_put_as_list = suites.AbstractPutTests.test_copy_with_source_and_destination_as_list
-
-
-class TestOverMemory(Suites, OverMemory):
-    pass
-
-
-class WithoutGlobs(Suites):
-    """Patterns are expanded from what `find` returns, the same for all origins."""
-
-    test_copy_glob_edge_cases = test_get_glob_edge_cases = test_put_glob_edge_cases = None
-
-
-class TestOverGCS(WithoutGlobs, OverGCS):
-    pass
-
-
-class TestOverDrive(WithoutGlobs, OverDrive):
-    pass
 
 
 # zarr.
@@ -167,14 +138,13 @@ class Mended(FsspecStore):
         return sum([await self.getsize(key) for key in keys])
 
 
-def make(store_cls, prefix, options):
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs", asynchronous=True, **options)
-    return store_cls(fs, path=prefix)
-
-
 @pytest.mark.filterwarnings("ignore:The data type")  # zarr, for the types that its state machine tries
 @pytest.mark.filterwarnings("ignore:The codec")
 @pytest.mark.filterwarnings("ignore:Consolidated metadata")
 @pytest.mark.parametrize("machine", [ZarrHierarchyStateMachine, ZarrStoreStateMachine])
 def test_the_state_machines_of_zarr_pass(machine, prefix, options):
-    run_state_machine_as_test(lambda: machine(make(Mended, prefix, options)), settings=FEW_EXAMPLES)
+    def make():
+        fs = fsspec.filesystem("cachedfs", target_protocol="gs", asynchronous=True, **options)
+        return machine(Mended(fs, path=prefix))
+
+    run_state_machine_as_test(make, settings=FEW_EXAMPLES)

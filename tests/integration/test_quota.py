@@ -6,16 +6,11 @@ import threading
 import fsspec
 import pytest
 
-from cachedfs.common.types import Range
 from cachedfs.core import engine
 from cachedfs.errors import QuotaExceeded
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.sim import Fault
-from tests.fakes import FakeOrigin
-from tests.support import KiB, MiB, forget, noise, until, until_quiet
-
-BLOCK = 64 * KiB
-SMALL = {"block_size": BLOCK, "request_size": 2 * BLOCK, "read_ahead": 4 * BLOCK}
+from tests.support import MiB, forget, noise, until, until_quiet
 
 pytestmark = pytest.mark.usefixtures("default_rate_limits")
 
@@ -57,28 +52,6 @@ def test_the_rate_that_drive_allows_is_told(drive):
     assert fs.link_stats().requests_per_s is None
     fs.cat_file(drive.path("a"))
     assert fs.link_stats().requests_per_s == pytest.approx(12_000 / 61)
-
-
-# Readahead
-def test_readahead_is_requested_once_while_requests_are_scarce(monkeypatch):
-    origin = FakeOrigin()
-    origin.install(monkeypatch)
-    origin.spare_in_s = 0.01
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs", **SMALL)
-    paths = [f"b/{n}" for n in range(5)]
-    for path in paths:
-        data = origin.put(path, noise(5 * BLOCK))
-        for first, last in ((0, 0), (1, 1), (2, 3), (2, 3)):  # in order, and the last one again
-            want = Range(first * BLOCK, (last + 1) * BLOCK)
-            assert fs.cat_file(path, want.start, want.stop) == data[want.start : want.stop]
-    ahead = [(path, Range(4 * BLOCK, 5 * BLOCK)) for path in paths]
-    asked = [(path, want) for kind, path, want in origin.log if kind == "read"]
-    assert len(asked) == 3 * len(paths)
-    assert not {*ahead} & {*asked}
-    origin.log.clear()
-    origin.spare_in_s = 0.0
-    until_quiet(fs._objects.engine)
-    assert [(path, want) for _, path, want in origin.log] == ahead
 
 
 def test_a_plan_lists_folders_only_while_that_delays_no_caller(drive, monkeypatch):
@@ -146,15 +119,6 @@ def test_what_all_processes_use_is_added_up_and_hits_use_nothing(drive, monkeypa
     again.cat_file(drive.path("second"))
     assert again.quota_stats().units == mine.units + theirs
     assert drive.asked() == []
-
-
-@pytest.mark.usefixtures("one_day")
-def test_what_is_used_is_stored_soon(drive, monkeypatch):
-    monkeypatch.setattr(engine, "QUOTA_S", 0.01)
-    fs = fsspec.filesystem("cdrive")
-    fs.ls(f"My Drive/{drive.name}")
-    objects, units = fs._objects, units_of(drive)
-    until(lambda: objects.engine.cache.quota.of_account(objects.identity, DAY)[0] == units)
 
 
 def test_other_origins_have_no_daily_quota(cloud):

@@ -18,13 +18,6 @@ def test_the_second_read_sends_no_request(s3):
         forget()  # as in a new process
 
 
-def test_the_bytes_of_a_listed_file_cost_one_request(s3):
-    data = {s3.path(f"d/{n}"): s3.put(f"d/{n}", noise(1000, n)) for n in range(20)}
-    fs, path = fsspec.url_to_fs(s3.url("d"))
-    assert fs.cat(fs.find(path)) == data
-    assert s3.asked() == ["list"] + ["media"] * 20
-
-
 def test_an_object_whose_name_ends_in_a_slash_is_listed_read_copied_and_removed(s3):
     s3.put("d/", b"")  # makes a folder
     data = s3.put("d/lone/", b"bytes of lone")

@@ -47,19 +47,22 @@ def alter(path):
     rewrite(path, lambda data: bytes([data[0] ^ 1]) + data[1:])
 
 
-def test_a_valid_object_is_verified_without_a_request(cloud, fs):
-    path = cloud.path("x")
-    cloud.put("x", noise(SIZE))
-    fs.cat_file(path)
-    cloud.asked()
+@pytest.mark.parametrize(("place", "checksum"), [("cloud", "CRC32C"), ("drive", "MD5")])
+def test_a_whole_object_is_compared_with_its_checksum_without_a_request(request, place, checksum):
+    machine = request.getfixturevalue(place)
+    fs, path = fsspec.filesystem("cachedfs", target_protocol=machine.protocol), machine.path("x")
+    data = machine.put("x", noise(9 * MiB))
+    assert fs.cat_file(path) == data
+    machine.asked()
     [found] = fs.verify(path)
-    assert (found.path, found.blocks, found.bad, found.missing, found.size) == (path, 4, (), 0, SIZE)
-    assert found.whole is True
-    assert found.ok
-    assert "CRC32C" in found.reason
-    assert cloud.asked() == []
-    with pytest.raises(AttributeError):
-        found.blocks = 5
+    assert (found.path, found.blocks, found.bad, found.missing, found.size) == (path, 9, (), 0, 9 * MiB)
+    assert (found.whole, found.ok, machine.asked()) == (True, True, [])
+    assert checksum in found.reason
+    forget()
+    alter(files_of(machine)[4])
+    fs = fsspec.filesystem("cachedfs", target_protocol=machine.protocol)
+    assert fs.verify(path)[0].whole is False
+    assert fs.cat_file(path) == data
 
 
 @pytest.mark.parametrize("at", [MiB - 1, MiB + 40], ids=["data", "trailer"])
@@ -152,21 +155,6 @@ def test_verify_of_a_folder_checks_everything_below_without_a_request(cloud, fs)
     assert all(each.whole for each in found)
     assert len(offline.verify(cloud.bucket)) == 6
     assert cloud.asked() == []
-
-
-def test_drive_objects_are_compared_by_md5(drive):
-    fs = fsspec.filesystem("cachedfs", target_protocol="drive")
-    path = drive.path("x")
-    data = drive.put("x", noise(9 * MiB))
-    assert fs.cat_file(path) == data
-    [found] = fs.verify(path)
-    assert (found.whole, found.blocks) == (True, 9)
-    assert "MD5" in found.reason
-    forget()
-    alter(files_of(drive)[4])
-    fs = fsspec.filesystem("cachedfs", target_protocol="drive")
-    assert fs.verify(path)[0].whole is False
-    assert fs.cat_file(path) == data
 
 
 # Checks while receiving

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import pathlib
 import traceback
 
 import fsspec
@@ -23,6 +24,49 @@ def world(own_cache):
 @pytest.fixture
 def fs(world):
     return fsspec.filesystem("cachedfs", target_protocol="http", request_size=MiB)
+
+
+@pytest.mark.parametrize("query", ["", "?sig=1"])
+def test_one_object_is_read_and_found_by_every_method(fs, world, tmp_path, query):
+    data = noise(3000)
+    url = world.put("rows.csv", data) + query
+    for _ in range(2):
+        assert fs.cat(url) == data
+        assert fs.cat([url], recursive=True) == {url: data}
+        assert fs.expand_path(url) == fs.expand_path(url, recursive=True) == fs.find(url) == [url]
+        assert fs.glob(url) == [url]
+        assert fs.du(url) == len(data)
+        fs.get([url], [str(tmp_path / "got")])
+        assert (tmp_path / "got").read_bytes() == data
+    with pytest.raises(FileNotFoundError):
+        fs.cat([url, f"{world.root}/nothing{query}"])
+    forget()
+    fs = fsspec.filesystem("cachedfs", target_protocol="http")
+    assert fs.prefetch([url]).wait().errors == 0
+    assert fs.cached_extent(url) == [(0, len(data))]
+
+
+def no_size_and_no_version(answer):
+    answer.whole()
+    answer.chunked()
+    answer.headers = {}
+
+
+def test_an_object_without_a_size_is_read_by_every_method(fs, world, tmp_path):
+    data = noise(3000)
+    url, world.change = world.put("rows.csv", data), no_size_and_no_version
+    with pytest.warns(UserWarning, match="does not say when an object has changed"):
+        assert fs.cat_file(url) == data
+    for _ in range(2):
+        with fs.open(url) as file:
+            assert (file.read(5), file.read()) == (data[:5], data[5:])
+        fs.get_file(url, tmp_path / "got")
+        assert (tmp_path / "got").read_bytes() == data
+        assert (fs.head(url, 7), fs.tail(url, 7)) == (data[:7], data[-7:])
+        with fs.local_path(url) as local:
+            assert pathlib.Path(local).read_bytes() == data
+        assert fs.info(url)["type"] == "file"
+        fs.invalidate_cache()
 
 
 _etags = itertools.count()

@@ -21,7 +21,6 @@ from cachedfs.sim import Fault
 from tests.support import MiB, noise
 
 OURS = os.getpid()  # a thread of this process
-NO_LIMIT = (1 << 52, 1 << 52)
 
 
 class Mounted:
@@ -170,35 +169,23 @@ def test_names_that_a_file_system_refuses_are_encoded_or_left_out_with_a_warning
     assert "longlong: the name is too long for a file system" in caplog.text
 
 
-def test_an_object_that_no_file_can_show_disturbs_no_file_and_is_not_removed_with_its_folder(cloud, mounted):
-    cloud.put("d/", b"bytes")
-    cloud.put("d/x", b"1")
-    assert (mounted.names(), mounted.names("/d"), mounted.content("/d/x")) == (["d"], ["x"], b"1")
-    mounted.unlink("/d/x")
-    assert mounted.names("/d") == []
-    assert code_of(mounted.rmdir, "/d") == errno.ENOTEMPTY
-    assert mounted.fs.cat_file(cloud.path("d/")) == b"bytes"
-
-
 def test_a_listing_is_one_request_and_says_all_about_its_files(cloud, mounted):
     for number in range(20):
         cloud.put(f"d/{number}", b"12")
     cloud.put("d/sub/x", b"")
-    modified = mounted.getattr("/d/3").mtime_ns
-    cloud.server.reset()
+    mounted.inode("/d")
+    cloud.asked()
     found = mounted.entries("/d", is_plus=True)
-    assert len(cloud.server.requests) == 1
     assert mounted.entries("/d", is_plus=True) == found
     assert (found["."].entry, found[".."].entry) == (None, None)  # the kernel knows them
     told = {name: entry.entry.attributes for name, entry in found.items() if entry.entry is not None}
     assert [about.size for about in told.values()] == [2] * 20 + [0]
-    assert told["3"].mtime_ns == modified
     assert stat.S_ISDIR(told["sub"].mode)
     assert mounted.getattr("/d/3") == told["3"]
-    assert len(cloud.server.requests) == 1
     handle = mounted.operations.opendir(mounted.inode("/d"))
     rest = [os.fsdecode(entry.name) for entry in mounted.operations.readdir(handle, 3, is_plus=False)]
     assert rest == [*found][3:]
+    assert cloud.asked() == ["list"]
 
 
 @pytest.mark.parametrize(("max_age", "kept_s"), [(60, 1.0103), (0.3, 0.3)])
@@ -277,27 +264,24 @@ def test_an_error_that_programs_expect_is_not_logged(cloud, mounted, caplog):
     assert code_of(mounted.write, reading, b"2") == errno.EBADF
 
 
-def test_the_space_is_that_of_the_account_which_is_asked_once_a_minute(drive, at_drive, clock):
+def test_the_space_is_that_of_the_account_which_is_asked_once_a_minute(drive, at_drive, mounted, clock):
+    no_limit = (1 << 52, 1 << 52)
     quotas = [
         ('{"limit": "1000", "usage": "400"}', (1000, 600)), ('{"limit": "1000", "usage": "4000"}', (1000, 0)),
-        ('{"usage": "400"}', NO_LIMIT), (None, NO_LIMIT),
+        ('{"usage": "400"}', no_limit), (None, no_limit),
     ]  # fmt: skip
     for quota, space in quotas:
         body = f'{{"kind": "drive#about", "storageQuota": {quota}}}'
-        drive.server.fail(
-            Fault(kind="about", **({"status": 200, "body": body} if quota else {"status": 403}))
-        )
+        answer = {"status": 200, "body": body} if quota else {"status": 403}
+        drive.server.fail(Fault(kind="about", **answer))
         drive.asked()
         assert [at_drive.operations.statfs() for _ in range(2)] == [space] * 2
         assert drive.asked() == ["about"]
         clock(61)
-
-
-def test_without_a_quota_and_offline_the_space_has_no_limit(cloud, mounted):
     offline = fsspec.filesystem("cachedfs", target_protocol="drive", offline=True)
     for each in (mounted, Mounted(offline, "My Drive"), Mounted(offline, "shared:a")):
-        assert each.operations.statfs() == NO_LIMIT
-    assert cloud.asked() == []
+        assert each.operations.statfs() == no_limit
+    assert drive.asked() == []
 
 
 def test_a_google_document_is_its_export_with_its_size(drive, drive_server, at_drive, caplog):
@@ -779,7 +763,7 @@ def test_the_time_of_a_file_stays_what_it_was_when_it_was_written(cloud, mounted
 # Names.
 
 
-@pytest.mark.parametrize("key", ["x" * 256, "/part-0", "/deep/er"])
+@pytest.mark.parametrize("key", ["", "x" * 256, "/part-0"])
 def test_a_folder_is_not_removed_while_it_has_what_the_mount_cannot_show(cloud, mounted, caplog, key):
     cloud.put(f"d/{key}", b"precious")
     assert mounted.names("/d") == []
