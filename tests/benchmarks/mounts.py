@@ -46,6 +46,7 @@ class Passthrough:
     kept_s = 1.0
 
     def __init__(self, root: str) -> None:
+        self.files = self  # for the calls about open files
         self._paths, self._numbers = {ROOT: root}, {root: ROOT}
         self._listed: dict[int, list[os.DirEntry[str]]] = {}
         self._handles = itertools.count(1)
