@@ -22,7 +22,7 @@ IMPORTS = 9
 
 def plan(workload: Workload, contender: str, options: argparse.Namespace) -> Plan:
     """Return how often and on how many items a contender does a workload."""
-    n = workload.n if options.full else workload.peers.get(contender) or workload.n
+    n = workload.peers.get(contender) or workload.n
     if options.quick and workload.name == "one_by_one":
         n = min(n, 30)
     ours, local = contender == "cachedfs", contender == "local"
@@ -130,9 +130,6 @@ def main() -> int:
     parser.add_argument("--ours", action="store_true", help="without peers, floor and local files")
     parser.add_argument(
         "--quick", action="store_true", help="fewer repetitions; the slowest of ours on a sample"
-    )
-    parser.add_argument(
-        "--full", action="store_true", help="no samples: slow peers do all of it (10 minutes more)"
     )
     options = parser.parse_args()
     if options.tables:

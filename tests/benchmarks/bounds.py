@@ -71,12 +71,6 @@ def listed_aside(result: Result) -> float:
     return (result.requests["cold"] - 1) / WORKLOADS[result.row].n
 
 
-def drive_batch_s() -> float:
-    """Return the least time of 64 files of 2 KB, 16 at a time, if every request takes equally long."""
-    waits_s = 64 * services.DRIVE_EVEN.media.median_s / 16
-    return max(waits_s, 64 * 2000 / services.DRIVE_EVEN.total_rate)
-
-
 def drive_many_s(profile: Profile) -> float:
     """Return the least time of 1,000 files, 16 at a time at the mean latency, without errors and stalls."""
     waits_s = len(MANY) * services.mean(profile.media).median_s / 16
@@ -96,30 +90,6 @@ def over_minutes(profile: Profile) -> Callable[[Result], float]:
         return _COLD(result) / (60 * minutes + waits_s)
 
     return times
-
-
-def drive_list_s() -> float:
-    """Return the time of the ten pages of a listing alone."""
-    return 10 * (services.DRIVE_EVEN.listing.median_s + 1000 * services.DRIVE_EVEN.list_item_s)
-
-
-def block_s() -> float:
-    """Return the time of one block alone on the link."""
-    return services.EVEN.media.median_s + MiB / services.EVEN.stream_rate
-
-
-def gigabyte_s() -> float:
-    """Return the time of 980 MB at full bandwidth; methods that come close to it cannot differ much."""
-    return GIGABYTE_SIZE / services.EVEN.total_rate
-
-
-def drive_long_s() -> float:
-    """Return the time of 200 MB after one latency, at full bandwidth."""
-    return services.mean(services.DRIVE_CALM.media).median_s + LONG_SIZE / services.DRIVE_CALM.total_rate
-
-
-def per_call_us(result: Result) -> float:
-    return result.figures["second"].median / 5000 * 1e6
 
 
 def over_second(result: Result) -> float:
@@ -155,12 +125,26 @@ def _capped(row: str) -> list[Bound]:
 
 _COLD, _SECOND, _NEW, _WRONG = median("cold"), median("second"), median("new"), median("wrong")
 _BIG_GB = BIG_SIZE / 1e9
+_ONE_S = services.EVEN.media.median_s  # one request of the rows with even latency
+_BLOCK_S = _ONE_S + MiB / services.EVEN.stream_rate  # one block alone on the link
+_GIGABYTE_S = GIGABYTE_SIZE / services.EVEN.total_rate  # methods that come close to it cannot differ much
+# 64 files of 2 KB, 16 at a time; the ten pages of a listing; 200 MB after one latency.
+_DRIVE_BATCH_S = 64 * services.DRIVE_EVEN.media.median_s / 16
+_DRIVE_LIST_S = 10 * (services.DRIVE_EVEN.listing.median_s + 1000 * services.DRIVE_EVEN.list_item_s)
+_DRIVE_LONG_S = services.mean(services.DRIVE_CALM.media).median_s + LONG_SIZE / services.DRIVE_CALM.total_rate
+
+
+def over(name: str, least: float) -> Callable[[Result], float]:
+    """Return a figure divided by the least that is possible."""
+    return lambda result: result.figures[name].median / least
+
+
 BOUNDS = [
     Bound("sequential", "cold", 1.25, _COLD),
     Bound("sequential", "second pass", 0.02, _SECOND, local_s=0.01),
     Bound("sequential", "new process", 0.06, _NEW, local_s=0.01),
-    Bound("fill", "cold, a GB", 1.0, lambda result: _COLD(result) / _BIG_GB),
-    Bound("fill", "CPU of its process, a GB", 0.8, lambda result: median("cpu")(result) / _BIG_GB),
+    Bound("fill", "cold, a GB", 1.0, over("cold", _BIG_GB)),
+    Bound("fill", "CPU of its process, a GB", 0.8, over("cpu", _BIG_GB)),
     Bound("fill", "CPU over a raw client that writes new files", 1.3, over_floor, "x", is_due=False),
     Bound("whole", "cold", 1.4, _COLD),
     Bound("random", "cold", 2.0, _COLD),
@@ -182,10 +166,10 @@ BOUNDS = [
     Bound("samples", "second pass over local", 1.0, times_local, "x"),
     Bound("seek_small", "cached", 0.015, _SECOND, local_s=0.01),
     Bound("seek_big", "cached", 0.025, _SECOND, local_s=0.008),
-    Bound("cat_4k", "a call", 12.0, per_call_us, "us"),
+    Bound("cat_4k", "a call", 12.0, over("second", 5000 / 1e6), "us"),
     Bound("text_lines", "over the builtin", 1.7, times_local, "x"),
     Bound("binary_lines", "over the builtin", 1.2, times_local, "x"),
-    Bound("drive_batch", "cold", round(1.3 * drive_batch_s(), 3), _COLD),
+    Bound("drive_batch", "cold", round(1.3 * _DRIVE_BATCH_S, 3), _COLD),
     Bound("drive_batch", "second pass", 0.015, _SECOND),
     *_requests("drive_batch"),
     Bound("drive_batch_typical", "cold over the ideal schedule", 1.1, median("over_ideal"), "x"),
@@ -202,7 +186,7 @@ BOUNDS = [
     ),
     Bound("drive_minute", "refused after 30 seconds", 0.0, median("refused_late"), ""),
     Bound("drive_day", "requests a file, cold", 1.1, per_file("cold"), ""),
-    Bound("drive_list", "cold over its pages", 1.2, lambda result: _COLD(result) / drive_list_s(), "x"),
+    Bound("drive_list", "cold over its pages", 1.2, over("cold", _DRIVE_LIST_S), "x"),
     *_requests("drive_one_by_one"),
     Bound("drive_one_by_one", "second pass", 0.01, _SECOND),
     Bound("drive_big", "second pass", 0.02, _SECOND),
@@ -218,25 +202,13 @@ BOUNDS = [
     Bound("steps_large", "cold", 1.25, _COLD),
     Bound("steps_lines", "cold", 0.8, _COLD),
     *(
-        Bound(f"gigabyte_{how}", "cold over the link", 1.1, lambda result: _COLD(result) / gigabyte_s(), "x")
+        Bound(f"gigabyte_{how}", "cold over the link", 1.1, over("cold", _GIGABYTE_S), "x")
         for how in ("small", "large", "lines")
     ),
-    Bound(
-        "first_byte",
-        "cold over one request each",
-        1.1,
-        lambda result: _COLD(result) / (2 * services.EVEN.media.median_s),
-        "x",
-    ),
-    Bound(
-        "beside_small",
-        "cold over one request each",
-        1.2,
-        lambda result: _COLD(result) / (10 * services.EVEN.media.median_s),
-        "x",
-    ),
-    Bound("beside_block", "cold over a block each", 1.2, lambda result: _COLD(result) / (5 * block_s()), "x"),
-    Bound("drive_long", "cold", round(drive_long_s() / 0.95, 2), _COLD, is_due=False),
+    Bound("first_byte", "cold over one request each", 1.1, over("cold", 2 * _ONE_S), "x"),
+    Bound("beside_small", "cold over one request each", 1.2, over("cold", 10 * _ONE_S), "x"),
+    Bound("beside_block", "cold over a block each", 1.2, over("cold", 5 * _BLOCK_S), "x"),
+    Bound("drive_long", "cold", round(_DRIVE_LONG_S / 0.95, 2), _COLD, is_due=False),
     Bound("memory", "growth from the first half to the second", 16.0, median("MB"), "MB"),
     Bound("train_small", "from the fourth batch on, over computing", round(1 / 0.97, 3), median("over"), "x"),
     Bound("train_steps", "all of it", 10.3, median("seconds")),

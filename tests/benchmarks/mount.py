@@ -20,11 +20,6 @@ COLD_RATE, WARM_RATE = 60e6, 125e6  # bytes a second, at the first read and from
 CROWD, CROWD_S = 600, 20.0
 
 
-def answer_after(seconds: float) -> None:
-    """Sleep as long as the mount would take."""
-    time.sleep(max(0.0, seconds))
-
-
 class MountModel(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
     """Waits like a mount of Google Drive, and remembers what was read in this process."""
 
@@ -43,7 +38,7 @@ class MountModel(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
         path = self._strip_protocol(path)
         found = list(super().ls(path, detail))
         if path not in self._listed:
-            answer_after(CROWD_S * min(1.0, len(found) / CROWD))
+            time.sleep(CROWD_S * min(1.0, len(found) / CROWD))
             self._listed.add(path)
         return found
 
@@ -51,7 +46,7 @@ class MountModel(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
         is_known = path in self._read
         self._read.add(path)
         if not is_known:
-            answer_after(FIRST_BYTE_S)
+            time.sleep(FIRST_BYTE_S)
         return io.BufferedReader(_Slow(path, WARM_RATE if is_known else COLD_RATE), buffer_size=1 << 20)
 
 
@@ -65,7 +60,7 @@ class _Slow(io.FileIO):
     def readinto(self, buffer: Any) -> int:
         n = super().readinto(buffer) or 0
         self._n += n
-        answer_after(self._start + self._n / self._rate - time.monotonic())
+        time.sleep(max(0.0, self._start + self._n / self._rate - time.monotonic()))
         return n
 
 

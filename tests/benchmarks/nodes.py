@@ -38,8 +38,7 @@ def downloaded(server: GCSServer, total: int, n_nodes: int, shuffle: str, folder
                     loader.dataset.fs._objects.engine.drain(
                         120
                     )  # else blocks that wait for the disk are a second cache
-            sent = sum(request.bytes_sent for request in server.requests if request.kind == "media")
-            fetched.append(sent / total)
+            fetched.append(server.bytes_sent() / total)
     return fetched
 
 

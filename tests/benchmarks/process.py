@@ -9,28 +9,19 @@ from cachedfs.sim import GCSServer
 from tests.benchmarks.harness import run_python
 from tests.benchmarks.services import BUCKET
 
-_RSS = """
-import os, sys, time
-def resident():
-    if sys.platform == "linux":
-        return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    import psutil
-    return psutil.Process().memory_info().rss
-"""
-_IMPORT = (
-    _RSS
-    + """
-import fsspec, aiohttp
+_IMPORT = """
+import time
+import aiohttp, fsspec, psutil
+resident = lambda: psutil.Process().memory_info().rss
 before, start = resident(), time.perf_counter()
 fsspec.get_filesystem_class("cachedfs")
 took = time.perf_counter() - start
 print(f'[{took}, {resident() - before}]')
 """
-)
-_READ = (
-    _RSS
-    + """
-import fsspec
+_READ = """
+import sys, time
+import fsspec, psutil
+resident = lambda: psutil.Process().memory_info().rss
 url, size, piece = sys.argv[1], int(sys.argv[2]), bytearray(1 << 20)
 total, start, samples = 0, time.perf_counter(), []
 with fsspec.open(url) as file:
@@ -43,7 +34,6 @@ with fsspec.open(url) as file:
             samples.append(resident())
 print(f'[{time.perf_counter() - start}, {max(samples[30:]) - max(samples[:30])}]')
 """
-)
 _OBJECT_SIZE = 2 << 30
 
 

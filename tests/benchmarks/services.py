@@ -108,7 +108,7 @@ def mean(delay: Delay) -> Delay:
 
 def even(profile: Profile) -> Profile:
     """Return the profile without randomness, whose results can be computed."""
-    out = dataclasses.replace(
+    return dataclasses.replace(
         profile,
         name="drive-even",
         metadata=mean(profile.metadata),
@@ -117,8 +117,6 @@ def even(profile: Profile) -> Profile:
         error_rate=0.0,
         stall_rate=0.0,
     )
-    assert out.media.median_s > profile.media.median_s
-    return out
 
 
 # Stalls of 30 s would only add noise.
@@ -150,6 +148,3 @@ def ideal_s(latencies: list[float], in_flight: int) -> float:
         slot = free_at.index(min(free_at))
         free_at[slot] += latency
     return max(free_at)
-
-
-assert ideal_s([3.0, 1.0, 1.0, 2.0], 2) == 4.0

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from cachedfs.cli import main, urls
-from tests.cli.helpers import options, run
+from tests.cli.helpers import run
 from tests.support import forget
 
 
@@ -93,11 +93,3 @@ def test_bash_is_offered_what_follows_the_colon_quoted(cloud):
         f"//{bucket}data/a/two"
     ]
     assert offered({**asked, "COMP_WORDS": f"cachedfs cat gs : //{bucket}My"}) == [f"//{bucket}My\\ Files/x"]
-
-
-def test_completion_never_fails(monkeypatch):
-    def broken(*arguments):
-        raise RuntimeError("boom")
-
-    monkeypatch.setattr(urls, "names_below", broken)
-    assert urls.urls_known(options(), "gs://b/") == []

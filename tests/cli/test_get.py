@@ -20,23 +20,6 @@ def test_get_copies_objects_and_folders(cloud, tmp_path):
     assert files_below(tmp_path / "new") == {f"copy/{key}": data for key, data in files.items()}
 
 
-def test_get_in_a_terminal_shows_bytes_and_files_to_the_end(cloud, tmp_path):
-    for name in "ab":
-        cloud.put(f"d/{name}", noise(MiB))
-    seen = in_terminal(
-        "get", "-r", cloud.url("d", "gs://"), str(tmp_path / "to"), TERM="xterm", COLUMNS="100"
-    )
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen)
-    assert re.search(r" 2\.1/2\.1 MB +2/2 files .* finishing", plain)
-
-
-def test_get_says_what_came_from_the_cache(cloud, tmp_path):
-    cloud.put("key", noise(2 * MiB))
-    for name, from_cache in (("one", 0), ("two", 2 * MiB)):
-        done = json_of("get", cloud.url("key", "gs://"), str(tmp_path / name))
-        assert (done["files"], done["bytes"], done["from_cache"]) == (1, 2 * MiB, from_cache)
-
-
 def test_get_goes_where_cp_would(cloud, tmp_path):
     for key in ("a/one", "two"):
         cloud.put(key, b"1")

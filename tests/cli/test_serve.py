@@ -85,7 +85,4 @@ def test_mistakes(cloud):
     assert "does not exist" in run("serve", f"data=gs://{cloud.bucket}/none", status=1).stderr
     cloud.put("a", b"1")
     assert "is a file, not a folder" in run("serve", f"data=gs://{cloud.bucket}/a", status=1).stderr
-    port = cloud.server.endpoint_url.rpartition(":")[2]
-    taken = run("serve", "--port", port, f"data=gs://{cloud.bucket}", status=1)
-    assert f"port {port} of 127.0.0.1: Address already in use; port 0 takes a free one" in taken.stderr
     assert "is no name of a bucket" in run("serve", f"D=gs://{cloud.bucket}", status=1).stderr

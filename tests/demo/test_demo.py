@@ -52,13 +52,6 @@ def test_all_bytes_are_right_and_only_the_first_pass_sends_requests(blocks):
     assert 2 * N_TEXTS < blocks[0].plain.requests < 2 * N_TEXTS + 8
 
 
-def test_the_mount_is_computed_from_the_same_files(blocks):
-    assert [list(block.case.modeled) for block in blocks] == [["first pass", "again"], []]
-    assert comparison.on_a_mount(1000, 120_000_000) == {"first pass": 20 + 1000 * 0.18 + 2.0, "again": 0.96}
-    small = comparison.on_a_mount(10, 120_000_000)
-    assert small["first pass"] == 10 * 0.18 + 2.0, "a small folder is listed at once"
-
-
 def test_what_is_printed_fits_80_columns_and_wrong_bytes_are_reported(blocks, monkeypatch):
     def shown(found):
         monkeypatch.setattr(comparison, "run", lambda folder, report: iter(found))

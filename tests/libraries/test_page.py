@@ -1,4 +1,4 @@
-"""docs/works-with.md: each line of code in its tables is in a test here, and each test is in a table."""
+"""docs/works-with.md: each line of code in its tables is in a test here."""
 
 import ast
 import pathlib
@@ -11,71 +11,38 @@ from tests.support import ROOT
 HERE = pathlib.Path(__file__).parent
 
 
-def rows(heading):
-    """Return the rows of the table below a heading, as lists of cells."""
-    section = (
-        (ROOT / "docs/works-with.md").read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    )
-    lines = [line for line in section.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[1:]]
-
-
-WORKS, REFUSED = rows("What works"), rows("What does not")
-
-
 def same(node):
     """Return code in a normal form: formatted, with the constants of tests renamed to those a user writes."""
     return ast.unparse(node).lower()
 
 
-def code_of(row):
-    return [same(ast.parse(code).body[0]) for code in re.findall(r"`(.+?)`", row[1])]
+def rows(heading):
+    """Return the code in each row of the table below a heading."""
+    page = (ROOT / "docs/works-with.md").read_text()
+    section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    cells = [line.split(" | ")[1] for line in section.splitlines() if line.startswith("| ")]
+    return [[same(ast.parse(code).body[0]) for code in re.findall(r"`(.+?)`", cell)] for cell in cells[1:]]
 
 
-def all_tests():
-    """Return the test functions of this package by file and name."""
-    return {
-        f"{path.name}::{each.name}": each
-        for path in sorted(HERE.glob("test_*.py"))
-        if path != pathlib.Path(__file__)
-        for each in ast.walk(ast.parse(path.read_text()))
-        if isinstance(each, ast.FunctionDef) and each.name.startswith("test_")
-    }
+def code_in(node):
+    """Return the expressions and assignments in a part of a test."""
+    return {same(each) for each in ast.walk(node) if isinstance(each, ast.expr | ast.Assign | ast.Expr)}
 
 
 def is_raises(node):
-    return isinstance(node, ast.With) and any("pytest.raises(" in ast.unparse(item) for item in node.items)
+    return isinstance(node, ast.With) and "pytest.raises(" in ast.unparse(node.items)
 
 
-def lines_of(node):
-    """Return the expressions and assignments in a test: those that succeed, and those that must raise."""
-    through, raising = set(), set()
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.expr | ast.Assign | ast.Expr):
-            through.add(same(child))
-        inner, refused = lines_of(child)
-        through, raising = through | inner, raising | refused
-    return (set(), through | raising) if is_raises(node) else (through, raising)
-
-
-TESTS = all_tests()
-LINES = {name: lines_of(test) for name, test in TESTS.items()}
-
-
-@pytest.mark.parametrize(("table", "which"), [(WORKS, 0), (REFUSED, 1)], ids=["works", "refused"])
-def test_each_row_is_in_a_test(table, which):
+@pytest.mark.parametrize(("heading", "must_raise"), [("What works", False), ("What does not", True)])
+def test_each_row_is_in_a_test(heading, must_raise):
+    tests = [ast.parse(path.read_text()) for path in HERE.glob("test_*.py")]
+    parts = [each for test in tests for each in ast.walk(test) if is_raises(each)] if must_raise else tests
+    tested = set().union(*map(code_in, parts))
+    table = rows(heading)
     assert len(table) > 5
-    there = set().union(*(lines[which] for lines in LINES.values()))
     for row in table:
-        assert code_of(row), f"no code: {row}"
-        for code in code_of(row):
-            assert code in there, f"no test with {code}"
-
-
-def test_each_test_is_in_a_row():
-    works, refused = ({code for row in table for code in code_of(row)} for table in (WORKS, REFUSED))
-    for name, (through, raising) in LINES.items():
-        assert through & works or raising & refused, f"{name} proves no row"
+        assert row
+        assert set(row) <= tested, row
 
 
 def test_the_image_folder_on_the_page_is_the_one_tested():

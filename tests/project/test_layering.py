@@ -5,7 +5,6 @@ import functools
 import graphlib
 import pathlib
 import re
-from collections import Counter
 
 from tests.cache.faults import CALLS
 
@@ -32,7 +31,6 @@ ONLY_IMPORTERS = {
     "torch": {"datasets"}, "zarr": {"datasets", "demo", "packing"}, "h5py": {"datasets", "packing"}, "gcsfs": {"origins"},
     "google": {"origins"}, "pydrive2": {"origins", "demo"}, "sqlite3": {"cache"}, "fcntl": {"cache"}, "mmap": set(),
 }  # fmt: skip
-PRINTING = {"cli", "demo", "sim"}
 
 
 def is_facade(module):
@@ -105,34 +103,9 @@ def test_some_libraries_have_one_importer():
             assert allowed is None or package_of(module) in allowed | {"sim"}, f"{module} imports {name}"
 
 
-def test_no_two_modules_have_one_name():
-    # Google Drive and GCS have the same structure; a command is named after what it runs.
-    alike = (".gcs.", ".drive.", "cachedfs.cli.")
-    packages = {module.rpartition(".")[0] for module in modules()}
-    names = Counter(
-        module.rpartition(".")[2]
-        for module in modules()
-        if module not in packages and not any(each in module for each in alike)
-    )
-    assert [name for name, n in names.items() if n > 1 and name != "__main__"] == []
-
-
-def test_no_two_public_classes_have_one_name():
-    names = Counter(
-        node.name
-        for tree in modules().values()
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    )
-    assert [name for name, n in names.items() if n > 1] == []
-
-
-def test_no_pickle_and_no_print():
+def test_no_pickle():
     for module, tree in modules().items():
         assert not imports(tree) & {"pickle", "marshal", "shelve"}, module
-        if module != "cachedfs" and package_of(module) not in PRINTING:
-            called = {node.func.id for node in ast.walk(tree) if is_plain_call(node)}
-            assert "print" not in called, module
 
 
 def test_every_system_call_of_the_cache_can_be_replaced_by_a_test():
@@ -144,7 +117,8 @@ def test_every_system_call_of_the_cache_can_be_replaced_by_a_test():
         if not module.startswith("cachedfs.cache.") or module == "cachedfs.cache.disk":
             continue
         assert not {name.split(".")[0] for name in imports(tree)} & system, module
-        assert "open" not in {node.func.id for node in ast.walk(tree) if is_plain_call(node)}, module
+        called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        assert "open" not in map(ast.unparse, called), module
         used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         calls = {name for name in used if re.fullmatch(r"(fcntl|os|shutil)(\.path)?\.[a-z_]+", name)} - {
             "os.path"
@@ -158,7 +132,3 @@ def test_every_system_call_of_the_cache_can_be_replaced_by_a_test():
         }
         # A function imported by its name would be called past whoever replaced it.
         assert by_name <= {("cachedfs.cache.disk", name) for name in ("Buffer", "is_network")}, module
-
-
-def is_plain_call(node):
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)

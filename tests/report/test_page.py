@@ -6,12 +6,11 @@ import re
 
 import fsspec
 import pytest
-from typer.testing import CliRunner
 
 from cachedfs import log_events
-from cachedfs.cli.app import app
 from cachedfs.common import event_log
 from cachedfs.filesystem import CachedGCSFileSystem
+from tests.cli import helpers
 from tests.support import MiB, forget, noise
 
 
@@ -35,9 +34,7 @@ def run(cloud, tmp_path, monkeypatch):
 
 
 def report(*arguments, status=0):
-    result = CliRunner().invoke(app, ["report", *map(str, arguments)])
-    assert result.exit_code == status, result.output
-    return result
+    return helpers.run("report", *map(str, arguments), status=status)
 
 
 def test_the_page_is_self_contained_and_has_the_numbers_of_the_run(run, tmp_path):

@@ -22,12 +22,6 @@ def sample(at, over_s, **counts):
     return SampleEvent(at, over_s, dict.fromkeys(COUNTS, 0) | counts)
 
 
-def test_an_empty_log_gives_an_empty_report():
-    summary = summary_of(EventRecords())
-    assert (summary.elapsed_s, summary.n_requests, summary.bound_per_s) == (0.0, 0, None)
-    assert summary.sentence == "Nothing was read yet."
-
-
 def test_waiting_is_divided_by_what_was_in_progress():
     # Sent at 10, answered at 12, complete at 15; a reader waited from 11 to 18, and one from 13 to 14 as well.
     records = EventRecords(
@@ -41,18 +35,6 @@ def test_waiting_is_divided_by_what_was_in_progress():
     assert summary.elapsed_s == 10.0
     assert waited == pytest.approx({"for_answers_s": 1.0, "for_bytes_s": 3.0, "for_others_s": 3.0})
     assert summary.longest == (("b/k", 2, 8.0),)
-
-
-def test_the_verdict_is_about_the_waiting():
-    records = EventRecords(
-        requests=(request(0.0, 1.0, 2.0, size=1), request(2.0, 0.5, 0.5, status=403, refused=True)),
-        waits=(WaitEvent(0.0, "b/k", 9.0),),
-        samples=(sample(10.0, 10.0, hits=1),),
-    )
-    summary = summary_of(records)
-    assert summary.limit == "quota"
-    assert summary.shares == pytest.approx({"link": 0.1, "latency": 0.15, "other": 0.65})
-    assert "waited 9.00 s of 10.0 s (90.0 %) for data; the origin refused 1 of 2 requests" in summary.sentence
 
 
 def test_bins_contain_the_counts_of_their_time():
