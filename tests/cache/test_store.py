@@ -536,3 +536,12 @@ def test_a_failed_write_makes_no_index_in_a_cache_that_is_being_deleted(cache, m
     assert not os.path.exists(cache._own.index_path)
     put(cache, key_of(), 1)
     assert audit(cache).ok
+
+
+def test_putting_again_writes_nothing(cache):
+    key = key_of()
+    put(cache, key, 0)
+    inode = file_of(cache, key, 0).stat().st_ino
+    put(cache, key, 0, 0)
+    assert file_of(cache, key, 0).stat().st_ino == inode
+    assert cache.usage()[0] == 1

@@ -11,6 +11,7 @@ from google.auth.exceptions import RefreshError
 from google.oauth2.credentials import Credentials
 
 from cachedfs.cache.index.metadata_records import hash_of
+from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import AccessDenied, OriginUnavailable
 from tests.support import until
 
@@ -261,3 +262,27 @@ def test_callers_with_other_rights_do_not_share_a_lookup(cloud):
         cloud.server.require_no_token()
     assert isinstance(refused, AccessDenied)
     assert got == data
+
+
+def test_a_lookup_that_fails_leaves_no_request_running(origin, monkeypatch):
+    fs, ended = fsspec.filesystem("cachedfs", target_protocol="gs"), []
+    objects, lookups, is_asked = fs._objects, fs._reader.lookups, asyncio.Event()
+    objects.learn("b/d", ObjectInfo("b/d", "directory"), asked_at=0.0, counter=objects.counter("b/d"))
+
+    async def lookup(path, parent):
+        is_asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(path)
+
+    async def fail(folder):
+        await is_asked.wait()
+        raise OriginUnavailable("away")
+
+    monkeypatch.setattr(origin, "by_parent", True)
+    monkeypatch.setattr(origin, "lookup", lookup)
+    monkeypatch.setattr(lookups, "info", fail)
+    with pytest.raises(OriginUnavailable, match="away"):
+        objects.engine.run(lookups._folder("b/d/x"))
+    assert ended == ["b/d/x"]

@@ -357,3 +357,30 @@ def test_a_block_of_which_a_request_brings_only_the_beginning_is_fetched_again(f
 
     assert engine.run(registered()) == [0]
     assert fs.cat_file("b/k") == data
+
+
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_bytes_that_came_with_a_lookup_stay_for_its_readers_but_not_for_an_open_file(fs, origin, is_opened):
+    origin.put("b/k", noise(MiB))
+
+    async def look_up():
+        reader = fs._reader
+        if is_opened:
+            return (await reader.open("b/k"))[1]
+        return (await reader.lookups.resolve("b/k", Range(0, MiB), demand=ALL))[1]
+
+    download = fs._objects.engine.run(look_up())
+    fs._objects.engine.call_soon(download.want, MiB)
+    until(lambda: download.done)
+    assert fs._objects.engine.drain(60)
+    assert download.released is is_opened
+
+
+def test_ranges_of_one_object_in_a_call_are_of_one_look_for_changes(fs, origin, monkeypatch):
+    origin.put("a", noise(100))
+    fs.cat_file("a")
+    counters, looks = fs._objects.store.counters, []
+    at = counters.at
+    monkeypatch.setattr(counters, "at", lambda slots: looks.append(slots) or at(slots))
+    assert fs.cat_ranges(["a"] * 20, range(20), range(1, 21)) == [noise(100)[i : i + 1] for i in range(20)]
+    assert len(looks) == 1

@@ -990,3 +990,18 @@ def test_cat_ranges_returns_an_error_for_each_missing_object(cloud, fs):
     for single in (a, pathlib.PurePosixPath(a), {a}):
         with pytest.raises(TypeError, match="cat_file"):
             fs.cat_ranges(single, 0, 4)
+
+
+@pytest.mark.parametrize("protocol", ["memory", "file"])
+def test_folders_are_created_and_removed_on_filesystems_with_folders(tmp_path, protocol):
+    top = str(tmp_path / "made")
+    fs = fsspec.filesystem("cachedfs", target_protocol=protocol)
+    fs.mkdir(top)
+    fs.makedirs(f"{top}/b/c", exist_ok=True)
+    fs.makedirs(f"{top}/b/c", exist_ok=True)
+    for make in (fs.mkdir, fs.makedirs):
+        with pytest.raises(FileExistsError):
+            make(f"{top}/b/c")
+    assert (fs.isdir(top), fs.ls(top, detail=False), fs.ls(f"{top}/b/c")) == (True, [f"{top}/b"], [])
+    fs.rmdir(f"{top}/b/c")
+    assert not fs.exists(f"{top}/b/c")

@@ -486,3 +486,28 @@ def test_an_export_adds_to_those_of_other_machines_and_origins(cloud, drive, mac
     assert fs.import_cache(folder).blocks == 2
     assert fs.cat(list(everything)[:2]) == dict(list(everything.items())[:2])
     assert machine("d", drive).import_cache(folder).blocks == 1
+
+
+def test_a_drive_session_after_an_import_lists_only_expired_folders(drive, machine, clock):
+    fs = machine("a", drive)
+    data = filled(drive, 40, folders=4)
+    read_all(fs, drive, data)
+    clock(3600)
+    read_all(fs, drive, data)  # polls the change feed, so all metadata is an hour younger
+    target = drive.url("carry", "drive://")
+    assert fs.export_cache(drive.path("data"), target).objects == 40
+    drive.asked()
+    fs = machine("b", drive)
+    assert fs.import_cache(target).blocks == 40
+    assert drive.asked() == [
+        *["list"] * 2,
+        *["media"] * 3,
+    ]  # the folders above, and the names in the last one
+    read_all(fs, drive, data)
+    assert drive.asked() == []
+    clock(3600)
+    read_all(fs, drive, data)
+    assert drive.asked() == ["change", "get", *["list"] * 7]
+    clock(3600)
+    read_all(fs, drive, data)
+    assert drive.asked() == ["change"]

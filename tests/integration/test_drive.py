@@ -512,3 +512,31 @@ def test_an_array_in_a_limited_folder_is_an_error_and_never_zeros(drive):
         for open_it in (zarr.open_array, zarr.open_group):
             with pytest.raises(AccessDenied, match=r"you may see the folder drive://.*/shut, not open it"):
                 open_it(path, mode="r")
+
+
+def revisions_hidden(drive, key):
+    """Hide the old revisions of a file, so that only a second lookup proves a version."""
+    (item,) = drive.server.find(f"{drive.name}/{key}")
+    drive.server.edit(item["id"], capabilities={"canDownload": True, "canReadRevisions": False})
+
+
+@pytest.mark.parametrize("evidence", ["revision", "time"])
+def test_a_file_replaced_and_restored_is_never_a_mixture(drive, evidence):
+    first, second = noise(4 * MiB, seed=1), noise(4 * MiB, seed=2)
+    drive.put("a.bin", first)
+    revisions_hidden(drive, "a.bin")
+    (item,) = drive.server.find(f"{drive.name}/a.bin")
+    if evidence == "time":
+        drive.server.edit(item["id"], headRevisionId=None)
+    fs = fsspec.filesystem("cdrive", read_ahead=0, request_size=MiB)
+    with fs.open(drive.path("a.bin")) as file:
+        assert file.read(MiB) == first[:MiB]
+        drive.put("a.bin", second)
+        drive.put("a.bin", first)
+        if evidence == "time":
+            drive.server.edit(item["id"], headRevisionId=None)
+        file.seek(3 * MiB)
+        with pytest.raises(ObjectChanged):
+            file.read(MiB)
+    fs.invalidate_cache()
+    assert fs.cat_file(drive.path("a.bin")) == first

@@ -1,6 +1,7 @@
 """The generic origin: the contract over memory and local files, fingerprints, misbehaving filesystems."""
 
 import asyncio
+import gc
 import os
 import sys
 import uuid
@@ -326,3 +327,24 @@ def test_identity_includes_fsspec_configuration(monkeypatch):
     monkeypatch.setitem(fsspec.config.conf, "gcs", {"token": "anon"})
     assert identity_of("gs", {}, environ={}).endswith("|anon")
     assert identity_of("gs", {"token": None}, environ={}).endswith("|auth")
+
+
+async def test_an_error_of_a_shared_attempt_is_freed_with_its_callers():
+    class Failure(Exception):
+        pass
+
+    async def fail():
+        raise Failure
+
+    once = AsyncOnce(fail)
+
+    async def failed():
+        try:
+            await once.get()
+        except Failure as error:
+            return weakref.ref(error)
+
+    left = [await failed() for _ in range(2)]
+    await asyncio.sleep(0)  # callbacks of the attempts run
+    gc.collect()
+    assert [ref() for ref in left] == [None, None]

@@ -810,3 +810,14 @@ async def test_the_answer_of_another_host_is_not_an_absence(origin, server, prox
     for ask in (names(origin.list("b/d")), origin.lookup("b/d/k"), read(origin, "b/d/k")):
         with pytest.raises(OriginUnavailable, match=r"gs://b/d"):
             await ask
+
+
+async def test_an_empty_page_token_is_the_end(origin, server, world):
+    page = {
+        "kind": "storage#objects",
+        "items": [{"name": "d/x", "generation": "1", "size": "0"}],
+        "nextPageToken": "",
+    }
+    server.fail(Fault(kind="list", status=200, body=json.dumps(page)))
+    assert await names(origin.list(f"{world.root}/d")) == {(f"{world.root}/d/x", "file")}
+    assert kinds(server) == ["list"]

@@ -465,3 +465,12 @@ async def test_a_user_may_ask_for_the_stored_bytes(world, options, opened):
     assert (data, info.size) == (stored[3:9], len(stored))
     assert info.fingerprint
     assert (await read(origin, path, None, info))[0] == stored
+
+
+@pytest.mark.filterwarnings("ignore:.*does not say when an object has changed")
+async def test_a_user_may_ask_for_compression(world, opened):
+    path = world.put("x", DATA)
+    world.change = lambda answer: answer.encoded() if "gzip" in answer.request["Accept-Encoding"] else None
+    origin = opened("http", client_kwargs={"headers": {"accept-encoding": "gzip"}})
+    assert (await read(origin, path, Range(3, 9)))[0] == DATA[3:9]
+    assert world.asked[0].get_all("Accept-Encoding") == ["gzip"]

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import fsspec.config
 import pytest
 
 from cachedfs.common.types import Range
@@ -106,3 +107,14 @@ async def test_failures_are_cachedfs_errors(make, server, world, fault, kind, mo
         server.fail(Fault(times=None, kind="media", **fault))
     with pytest.raises(kind, match=pinned.path):
         await read(origin, pinned.path, None, pinned)
+
+
+async def test_more_connections_than_those_of_botocore_are_used(make, monkeypatch):
+    for given, expected in (
+        ({}, {"max_pool_connections": 128}),
+        ({"config_kwargs": {"max_pool_connections": 5}}, {"max_pool_connections": 5}),
+        ({"config_kwargs": {"read_timeout": 9}}, {"max_pool_connections": 128, "read_timeout": 9}),
+    ):
+        assert (await make(**given).filesystem()).config_kwargs == expected
+    monkeypatch.setitem(fsspec.config.conf["s3"], "config_kwargs", {"read_timeout": 7})
+    assert (await make().filesystem()).config_kwargs["read_timeout"] == 7

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-MOST_IMPORTED, MOST_CREATED = 5, 31  # modules of cachedfs
+MOST_IMPORTED, MOST_CREATED = 5, 32  # modules of cachedfs
 SLOW = {"aiohttp", "google", "gcsfs", "platformdirs", "secrets", "sqlite3", "zlib_ng"}
 
 

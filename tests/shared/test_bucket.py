@@ -364,3 +364,31 @@ def test_a_url_that_no_package_knows_is_named_with_its_option(own_cache):
         ValueError, match="shared_cache='foo://x': no installed package knows the protocol foo://"
     ):
         fsspec.filesystem("cachedfs", target_protocol="gs", shared_cache="foo://x")
+
+
+@pytest.fixture
+def may_take(monkeypatch):
+    """No lease is taken before this event is set."""
+    event, take = threading.Event(), Leases.take
+    monkeypatch.setattr(Leases, "take", lambda self, names: event.wait() and take(self, names))
+    yield event
+    event.set()
+
+
+def test_before_its_lease_a_read_gets_a_megabyte(origin, node, bucket, monkeypatch, may_take):
+    data, fs = origin.put("b/k", noise(8 * MiB)), node("a", shared_cache=bucket, read_ahead=0)
+    fs.ls("b")
+    monkeypatch.setattr(shared_reads, "LEASE_S", 3600.0)
+    thread, got = in_thread(lambda: fs.cat_file("b/k"))
+    until(lambda: fs.stats().bytes_fetched >= MiB)
+
+    async def turn():
+        for _ in range(1000):  # without a limit, a piece comes in each few turns of the loop
+            await asyncio.sleep(0)
+
+    fs._objects.engine.run(turn())
+    assert fs.stats().bytes_fetched == MiB
+    may_take.set()
+    thread.join(60)
+    assert got == [data]
+    assert asked(origin) == [("list", "b"), ("read", "b/k")]

@@ -176,7 +176,7 @@ def test_a_node_that_is_alone_looks_for_others_while_it_reads(origin, node, fold
     fs = node("a")
     fs.find("b")
     assert fs.cat_file("b/0") == data["b/0"]
-    leases = fs._objects.engine.shared._reads.leases._leases
+    leases = fs._objects.engine.shared.reads.leases._leases
     assert leases.are_held  # the file that says that it is alone
     folder.wait_for_others()  # another node begins
     assert fs.cat_file("b/1") == data["b/1"]

@@ -634,3 +634,14 @@ def test_metadata_of_what_is_another_thing_on_each_machine_is_not_used(origin, n
     assert not fs.exists("b/k")
     assert fs._objects.store.lookup("file||-", "/etc/hostname") is None
     assert "not the same on every machine" in quiet(caplog)[0]
+
+
+def test_reads_of_one_process_in_the_same_part_do_not_wait_for_each_other(origin, node, monkeypatch):
+    waits, wait = [], SharedFolder.wait_for_others
+    monkeypatch.setattr(SharedFolder, "wait_for_others", lambda folder: waits.append(1) or wait(folder))
+    origin.put("b/big", BIG)
+    fs = node("a")
+    fs.find("b")
+    for at in range(8):
+        assert fs.cat_file("b/big", at * MiB, at * MiB + 9) == BIG[at * MiB : at * MiB + 9]
+    assert not waits

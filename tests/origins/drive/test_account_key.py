@@ -150,3 +150,12 @@ def test_the_cache_of_one_account_is_not_served_to_another(server, own_cache, fo
     assert fs("TOKEN-1").cat_file(f"{root}/private") == b"of alice"
     with pytest.raises(FileNotFoundError):
         fs("TOKEN-2").cat_file(f"{root}/private")
+
+
+def test_the_account_is_remembered_also_without_a_home(server, no_home):
+    server.account("TOKEN-1", "alice")
+    first = of(server, token="TOKEN-1")
+    account_key._keys.clear()  # as in another process
+    assert of(server, token="TOKEN-1", may_ask=False) == first
+    (private,) = no_home.iterdir()
+    assert [each.name for each in private.iterdir()] == ["drive-accounts.json"]

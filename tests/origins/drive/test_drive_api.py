@@ -124,3 +124,21 @@ def test_a_fingerprint_depends_on_the_content_and_not_on_the_version():
     del item["md5Checksum"]
     assert api.item_info(item, "My Drive/t").fingerprint is None
     assert api.item_info({**item, "headRevisionId": "r"}, "My Drive/t").fingerprint == "i-r-3"
+
+
+@pytest.fixture(params=["media", "list"])
+def kind(request):
+    return str(request.param)
+
+
+def test_only_a_delete_may_be_answered_without_content():
+    assert api.resource_of(204, b"", None) == {}
+    for status, kind in ((200, None), (204, "drive#file")):
+        with pytest.raises(RetryableError, match="answer"):
+            api.resource_of(status, b"", kind)
+
+
+def test_options_set_to_none_are_ignored():
+    options = DriveOptions.of({"token": None, "endpoint_url": None, "trash_only": None})
+    assert options == DriveOptions()
+    assert DriveOptions.of({"endpoint_url": "http://h/"}).endpoint_url == "http://h"

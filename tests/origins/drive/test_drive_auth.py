@@ -19,7 +19,7 @@ import google.auth.transport.requests
 import google.oauth2.credentials
 import google.oauth2.service_account
 import pytest
-from oauth2client.client import OAuth2Credentials
+from oauth2client.client import AccessTokenCredentials, OAuth2Credentials
 from oauth2client.service_account import ServiceAccountCredentials
 from pydrive2.auth import GoogleAuth
 from pydrive2.drive import GoogleDrive
@@ -406,3 +406,20 @@ async def test_a_refused_token_is_renewed_once_for_all_callers(google_server):
     assert await made.headers() == {"authorization": "Bearer TOKEN-1"}
     assert await made.renew(stale)  # late: the token was replaced already
     assert len(google_server.grants) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "headers"),
+    [
+        ({"token": "anon"}, {}),
+        ({"token": "TOKEN-x/y"}, {"authorization": "Bearer TOKEN-x/y"}),
+        (
+            {"credentials": AccessTokenCredentials("TOKEN-x", "agent")},
+            {"authorization": "Bearer TOKEN-x"},
+        ),
+    ],
+)
+async def test_what_is_sent_and_cannot_be_renewed(options, headers):
+    made = DriveAuth(signed_in(**options), PATIENT)
+    assert await made.headers() == headers
+    assert not await made.renew(headers)

@@ -17,6 +17,7 @@ import fsspec
 import fsspec.tests.abstract as suites
 import pytest
 from fsspec.asyn import sync
+from fsspec.callbacks import Callback
 
 from cachedfs.errors import AccessDenied, IsAFolder, ObjectChanged, QuotaExceeded, SignInRefused
 from cachedfs.origins import spooled_file, upload
@@ -420,3 +421,31 @@ def test_connections_and_threads_are_closed(server, folder, root):
     assert ours == []
     assert "Unclosed" not in ended.stderr
     assert "never awaited" not in ended.stderr
+
+
+def test_a_transfer_reports_every_piece(fs, root, tmp_path, monkeypatch):
+    monkeypatch.setattr("cachedfs.origins.upload.PIECE", 256 << 10)
+    monkeypatch.setattr("cachedfs.origins.drive.upload.Upload.most_at_once", 1000)
+    (tmp_path / "a").write_bytes(bytes(700_000))
+    recorded = []
+
+    class Recording(Callback):
+        def call(self, hook_name=None, **kwargs):
+            recorded.append(self.value)
+
+    sent, received = Recording(), Callback()
+    fs.put_file(tmp_path / "a", f"{root}/a", callback=sent)
+    assert sorted({*recorded}) == [0, 262_144, 524_288, 700_000]
+    fs.get_file(f"{root}/a", buffer := io.BytesIO(), callback=received)
+    assert buffer.getvalue() == bytes(700_000)
+    assert {(each.size, each.value) for each in (sent, received)} == {(700_000, 700_000)}
+
+
+async def test_a_dropped_asynchronous_instance_closes_its_connections(options, server, folder, root):
+    server.put(f"{folder}/a", DATA)
+    fs = DriveFileSystem(asynchronous=True, skip_instance_cache=True, **options)
+    assert await fs._cat_file(f"{root}/a") == DATA
+    session = (await fs.origin.account.clients()).session
+    del fs
+    gc.collect()
+    assert session.closed

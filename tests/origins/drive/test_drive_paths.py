@@ -493,3 +493,11 @@ async def test_a_failing_listing_leaves_no_task(origin, server, folder, root):
     await found.aclose()
     assert asyncio.all_tasks() == before
     assert server.count("list") < 11
+
+
+async def test_a_shared_drive_listed_on_two_pages_is_one_drive(origin, server):
+    drive = {"id": server.share_drive("moving"), "name": "moving"}
+    for body in ({"items": [drive], "nextPageToken": "2"}, {"items": [drive]}):
+        server.fail(Fault(kind="drives", status=200, body=json.dumps(body)))
+    assert (await origin.lookup("shared:moving")).id == drive["id"]
+    assert server.count("drives") == 2

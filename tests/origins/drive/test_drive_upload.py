@@ -643,3 +643,19 @@ async def test_a_wide_slash_in_a_path_becomes_a_slash_in_the_title(writer, serve
     await write(writer, f"{root}/a／b", b"22")
     assert (await origin.lookup(f"{root}/a／b")).size == 2
     assert server.count("create") == 1
+
+
+async def test_an_overwrite_does_not_wait_for_a_turn(make, server, folder, root, monkeypatch):
+    monkeypatch.setattr(quota, "CREATES", (RateLimit(1, 1e6),))
+    id, origin = server.put(f"{folder}/a", b"old"), make()
+    async with origin.account.limits.creating():  # the only one for days
+        await write(origin.writer, f"{root}/a", b"new")
+    assert (server.find(f"{folder}/a")[0]["id"], server.get(f"{folder}/a")) == (id, b"new")
+
+
+async def test_a_copy_of_a_document_refused_for_its_rate_is_retried(writer, server, folder, root):
+    server.document(f"{folder}/doc", "text")
+    server.fail(Fault(kind="copy", status=403, reason="userRateLimitExceeded", times=2))
+    await writer.copy(f"{root}/doc", f"{root}/copy")
+    assert len(server.find(f"{folder}/copy")) == 1
+    assert server.count("copy") == 3

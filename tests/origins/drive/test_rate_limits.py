@@ -200,3 +200,9 @@ def test_a_single_request_outlasts_a_minute_that_another_program_used_up(seed):
     one = run(service, Process(1, in_flight=1, begins_at=START + 3, seed=seed))
     assert (len(one.good), one.n_errors) == (1, 0)
     assert 1 <= one.most_failed < RetryPolicy().tries
+
+
+def test_a_minute_of_an_old_project_is_used_up_and_never_exceeded():
+    one = run(Service(12_000), Process(14_000, in_flight=64))
+    assert not one.refused
+    assert one.good[-1] - START <= 1.1 * exact_s(14_000, 12_000, 64)
