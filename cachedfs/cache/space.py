@@ -256,7 +256,7 @@ class CacheSpace:
         This is the head of the queue, after removing blocks that were accessed, pinned or stored again since they were
         queued. An empty queue is refilled batch by batch, until the whole table was examined.
         """
-        n_seen, enough = 0, self._rows.totals.blocks + _BATCH
+        n_seen, n_blocks = 0, self._rows.totals.blocks
         while True:
             while self._queue:
                 row, clock = next(iter(self._queue.items()))
@@ -271,7 +271,7 @@ class CacheSpace:
                 del self._queue[row]
             n_found = self._refill()
             n_seen += n_found
-            if n_found == 0 or n_seen > enough:
+            if n_found == 0 or n_seen > n_blocks + min(n_blocks, _BATCH):
                 return None
 
     def _refill(self) -> int:
@@ -284,7 +284,8 @@ class CacheSpace:
             found = self._rows.admitted_after(0, _BATCH)
         self._cursor = found[-1].id if len(found) == _BATCH else 0
         now = self._accesses.now
-        clocks = {block.id: self._accesses.of(block.hash64, block.clock).clock for block in found}
+        free = (block for block in found if block.id not in self._stuck)
+        clocks = {block.id: self._accesses.of(block.hash64, block.clock).clock for block in free}
         ranked = sorted(clocks, key=lambda row: (-age(clocks[row], now), row))
         self._queue = {row: clocks[row] for row in islice(ranked, -(-len(ranked) // 8))}
         return len(found)

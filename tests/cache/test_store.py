@@ -13,6 +13,7 @@ import pytest
 
 from cachedfs.cache import block_store, directory, disk
 from cachedfs.cache.index import database
+from cachedfs.cache.index.block_rows import IndexRows
 from cachedfs.common.types import CacheBounds
 from cachedfs.errors import CacheError
 from tests.cache.audit import audit, recount
@@ -330,11 +331,15 @@ def test_a_disk_that_fails_in_the_middle_keeps_the_blocks_that_are_whole(cache, 
 
 
 def test_another_process_that_is_writing_a_block_keeps_its_reservation(cache, open_cache, monkeypatch):
-    bounds, key, other = room_for(cache, 2), key_of(), open_cache()
+    bounds, key, other = room_for(cache, 1), key_of(), open_cache()
+    looks, admitted_after = [], IndexRows.admitted_after
+    monkeypatch.setattr(
+        IndexRows, "admitted_after", lambda self, *args: looks.append(args) or admitted_after(self, *args)
+    )
 
     def meanwhile(source, target):
         with pytest.raises(CacheError, match="are writing"):
-            put(other, key_of("other"), 0, 1, bounds=bounds)
+            put(other, key_of("other"), 0, bounds=bounds)
         os.rename(source, target)
 
     with monkeypatch.context() as patch:
@@ -342,6 +347,7 @@ def test_another_process_that_is_writing_a_block_keeps_its_reservation(cache, op
         put(cache, key, 0, bounds=bounds)
     assert whole(cache, key, 0) == content(key, 0)
     assert audit(cache).ok
+    assert len(looks) < 20  # a few for each attempt to find what may be evicted
 
 
 @pytest.mark.parametrize("harm", ["sleep", "no index", "count", "no locks, sleep"])
