@@ -11,7 +11,8 @@ NEWER := $(shell for each in $(OTHER_PYTHON) python3.13 $(HOME)/.pyenv/versions/
 
 # What the tests need of the package; the rest is in dependency groups, which pip 25.1 and newer know.
 EXTRAS = gcs,s3,hf,drive,zarr,hdf5,pack,sim,report,mount,notebook
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Modules are compiled when they are first imported: most of these packages' never are.
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 # This version, before anything else asks for one: another may come with gigabytes for GPUs.
 TORCH = torch==2.13.0
