@@ -7,7 +7,7 @@ import pytest
 
 from cachedfs.common.types import Range
 from cachedfs.core.engine import Engine
-from tests.support import KiB, noise, until, until_quiet
+from tests.support import KiB, noise, until
 
 BLOCK, REQUEST, WINDOW = 64 * KiB, 512 * KiB, 4096 * KiB
 
@@ -24,8 +24,10 @@ def fs(origin):
 
 def block_received(fs):
     """Wait until no request is in flight; return how many bytes of `b/k` were received."""
-    until_quiet(fs._objects.engine)
-    return fs._objects.engine.bytes_fetched
+    engine = fs._objects.engine
+    until(lambda: not (engine.speculation.queued or engine.speculation._lookups or engine.active_requests))
+    engine.drain(120)
+    return engine.bytes_fetched
 
 
 def requested(origin):
