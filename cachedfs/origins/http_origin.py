@@ -189,15 +189,6 @@ class HTTPOrigin(FsspecOrigin):
         super().__init__(protocol, options, **given)
         self._unreliable = dict[str, None]()  # paths whose ETag differs from answer to answer
 
-    async def _make(self) -> Any:
-        inner = await super()._make()
-        from fsspec.implementations.http import get_client
-
-        options = inner.client_kwargs
-        if inner.get_client is get_client and options.get("connector") is not None:
-            inner.client_kwargs = {"connector_owner": False, **options}  # a session would close the user's
-        return inner
-
     async def _connect(self) -> HTTPConnection:
         inner = await self.filesystem()
         session, credentials = await _new_session(inner)

@@ -27,7 +27,7 @@ from cachedfs.errors import (
 )
 from cachedfs.origins.base import Reply
 from cachedfs.origins.evidence import fingerprint
-from cachedfs.origins.fsspec_origin import FsspecOrigin, jsonable
+from cachedfs.origins.fsspec_origin import jsonable
 from cachedfs.origins.http_answers import HTTPAnswer, answer_of
 from cachedfs.origins.http_origin import MOST_REDIRECTS, HTTPConnection, HTTPOrigin, HTTPRead
 from cachedfs.origins.http_request import HTTPRequest
@@ -101,9 +101,6 @@ class HubOrigin(HTTPOrigin):
     """Files in repositories of the Hub; the fingerprint is the hash of their content."""
 
     _reads = HubRead
-
-    async def _make(self) -> Any:
-        return await FsspecOrigin._make(self)  # not that of `HTTPOrigin`, for fsspec's HTTP filesystem
 
     async def _connect(self) -> HTTPConnection:
         with importing():

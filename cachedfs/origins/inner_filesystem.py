@@ -85,6 +85,9 @@ def make_filesystem(
         cls = _s3_filesystem(cls)
         given = options.get("config_kwargs") or conf.get(protocol, {}).get("config_kwargs") or {}
         private["config_kwargs"] = {"max_pool_connections": _S3_CONNECTIONS, **given}
+    client = options.get("client_kwargs") or {}
+    if protocol in ("http", "https") and client.get("connector") is not None and "get_client" not in options:
+        private["client_kwargs"] = {"connector_owner": False, **client}  # a session would close the user's
     if cls.async_impl:
         private |= {"asynchronous": False, "loop": loop}
     return without_listing_cache(cls(**private))
