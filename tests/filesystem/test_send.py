@@ -10,7 +10,7 @@ import pytest
 
 from cachedfs.common.types import ANY_VERSION
 from cachedfs.errors import AccessDenied, ObjectChanged, ObjectExists, OriginUnavailable
-from cachedfs.origins import upload
+from cachedfs.origins import google_upload, upload
 from cachedfs.origins.kept_mtime import kept_mtime_ns
 from cachedfs.sim import Fault
 from tests.support import KiB, noise
@@ -23,7 +23,7 @@ AT_NS = 1_234_567_890_123_456_789
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(upload, "PIECE", PIECE)
+    monkeypatch.setattr(google_upload, "PIECE", PIECE)
 
 
 @pytest.fixture(autouse=True)

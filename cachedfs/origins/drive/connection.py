@@ -20,13 +20,13 @@ from cachedfs.origins.drive.account_key import key_of
 from cachedfs.origins.drive.credentials import SignIn
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter
+from cachedfs.origins.google_upload import JSON
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.proxy import proxy_of, tls_context
 from cachedfs.origins.request_slots import RequestSlots
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
 from cachedfs.origins.tokens import finding_credentials
-from cachedfs.origins.upload import JSON
 
 if TYPE_CHECKING:
     from cachedfs.origins.drive.auth import DriveAuth

@@ -32,8 +32,8 @@ from cachedfs.origins.drive.drive_path import (
     name_of,
     place_of,
 )
+from cachedfs.origins.drive.item_upload import ItemUpload
 from cachedfs.origins.drive.paths import PathResolver
-from cachedfs.origins.drive.upload import Upload
 from cachedfs.origins.kept_mtime import rfc3339
 from cachedfs.origins.upload import UploadContent, check_version, version_conflict
 
@@ -85,7 +85,7 @@ class DriveWriter:
                 return await self._write_into(path, content, info, mtime_ns)
             mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
             resource = {"mimeType": mime, **_times(mtime_ns), **await self._new_item(path, folder, mime)}
-            item = await Upload(self._account, path, content, resource).run()
+            item = await ItemUpload(self._account, path, content, resource).run()
             return self._tree.known.created(path, must_be_there(path, item))
 
     async def _check_standing(self, path: str, version: ObjectInfo) -> None:
@@ -115,7 +115,7 @@ class DriveWriter:
     ) -> ObjectInfo:
         """Write a new revision of the file that is `known` at `path`; return its metadata."""
         resource = {"mimeType": known.details["mimeType"], **_times(mtime_ns)}
-        item = await Upload(self._account, path, content, resource, _id_of(known, path)).run()
+        item = await ItemUpload(self._account, path, content, resource, _id_of(known, path)).run()
         info = api.item_info(must_be_there(path, item), path)
         kept = {name: known.details[name] for name in ("shortcut", "same_name") if name in known.details}
         if not place_of(path).names:  # as `PathResolver.lookup` has it

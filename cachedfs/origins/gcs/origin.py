@@ -23,7 +23,7 @@ from cachedfs.origins.fsspec_origin import FsspecOrigin, jsonable
 from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.auth import make_gcsfs, tokens_of
 from cachedfs.origins.gcs.connection import GCSConnection
-from cachedfs.origins.gcs.upload import ObjectUpload
+from cachedfs.origins.gcs.object_upload import ObjectUpload
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.origin_errors import mapped

@@ -20,7 +20,7 @@ from fsspec.asyn import sync
 from fsspec.callbacks import Callback
 
 from cachedfs.errors import AccessDenied, IsAFolder, ObjectChanged, QuotaExceeded, SignInRefused
-from cachedfs.origins import spooled_file, upload
+from cachedfs.origins import google_upload, spooled_file
 from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.origins.upload import UploadContent
 from cachedfs.sim import Fault
@@ -236,7 +236,7 @@ def test_a_file_being_written_is_not_in_memory(fs, server, folder, root, tmp_pat
     """When it is written, appended to or copied, one piece is in memory, whatever the size."""
     part, sizes, read = b"x" * (256 << 10), [], UploadContent.piece
     monkeypatch.setattr(spooled_file, "_IN_MEMORY", len(part))
-    monkeypatch.setattr(upload, "PIECE", len(part))
+    monkeypatch.setattr(google_upload, "PIECE", len(part))
 
     def piece(content, start, stop):
         sizes.append(stop - start)
@@ -424,8 +424,8 @@ def test_connections_and_threads_are_closed(server, folder, root):
 
 
 def test_a_transfer_reports_every_piece(fs, root, tmp_path, monkeypatch):
-    monkeypatch.setattr("cachedfs.origins.upload.PIECE", 256 << 10)
-    monkeypatch.setattr("cachedfs.origins.drive.upload.Upload.most_at_once", 1000)
+    monkeypatch.setattr("cachedfs.origins.google_upload.PIECE", 256 << 10)
+    monkeypatch.setattr("cachedfs.origins.drive.item_upload.ItemUpload.most_at_once", 1000)
     (tmp_path / "a").write_bytes(bytes(700_000))
     recorded = []
 

@@ -28,7 +28,7 @@ from tests.origins.contract import read
 NO_ITEMS = '{"kind": "drive#fileList", "items": []}'
 MB = 1 << 20
 BIG = bytes(range(256)) * (10 * MB // 256)
-UPLOAD = "cachedfs.origins.drive.upload"
+UPLOAD = "cachedfs.origins.drive.item_upload"
 SMALL = 256 << 10  # the smallest piece that Google takes
 THREE = BIG[:700_000]  # three pieces of that size
 
@@ -41,8 +41,8 @@ async def writer(origin):
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Send more than 1,000 bytes in pieces of 256 KiB."""
-    monkeypatch.setattr("cachedfs.origins.upload.PIECE", SMALL)
-    monkeypatch.setattr(f"{UPLOAD}.Upload.most_at_once", 1000)
+    monkeypatch.setattr("cachedfs.origins.google_upload.PIECE", SMALL)
+    monkeypatch.setattr(f"{UPLOAD}.ItemUpload.most_at_once", 1000)
 
 
 async def write(writer, path, data, **options):
@@ -81,7 +81,7 @@ async def test_up_to_5_mb_is_one_request_and_more_is_sent_in_pieces(
 
 
 async def test_an_upload_with_slow_progress_is_never_given_up(writer, server, folder, root, monkeypatch):
-    monkeypatch.setattr(f"{UPLOAD}.Upload.most_at_once", 1000)
+    monkeypatch.setattr(f"{UPLOAD}.ItemUpload.most_at_once", 1000)
     n_lost, kept = 2 * RetryPolicy().tries, SMALL
     server.accept_only(kept, times=n_lost)
     for number in range(n_lost):  # each piece, and not the status request after it

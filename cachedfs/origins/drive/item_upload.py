@@ -13,14 +13,15 @@ from cachedfs.errors import CachedFSError
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount
 from cachedfs.origins.drive.connection import GOOD
+from cachedfs.origins.google_upload import UNKNOWN_SESSION, GoogleUpload
 from cachedfs.origins.http_request import Answer, HTTPRequest
-from cachedfs.origins.upload import UNKNOWN_SESSION, GoogleUpload, UploadContent
+from cachedfs.origins.upload import UploadContent
 
 logger = logging.getLogger("cachedfs.origins")
 
 
 @dataclasses.dataclass(eq=False)
-class Upload(GoogleUpload[dict[str, Any]]):
+class ItemUpload(GoogleUpload[dict[str, Any]]):
     """One write of `content` at `path`: a new item that `resource` describes, or the item whose id is `into`."""
 
     has_one_host = True

@@ -18,17 +18,12 @@ from cachedfs.common.types import AnyVersion, ObjectInfo
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound
 from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.connection import GCSConnection
+from cachedfs.origins.google_upload import UNKNOWN_SESSION, GoogleUpload, SessionExpired
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.kept_mtime import mtime_metadata
 from cachedfs.origins.origin_errors import advice_of, error_of, object_of, well_formed
 from cachedfs.origins.retry import RetryableError, foreign
-from cachedfs.origins.upload import (
-    UNKNOWN_SESSION,
-    GoogleUpload,
-    SessionExpired,
-    UploadContent,
-    version_conflict,
-)
+from cachedfs.origins.upload import UploadContent, version_conflict
 
 logger = logging.getLogger("cachedfs.origins")
 
