@@ -85,7 +85,7 @@ def login(
     from fsspec.config import conf
 
     try:
-        from cachedfs.origins.base import number
+        from cachedfs.origins.base import int_of
         from cachedfs.origins.drive import accounts, browser_login
         from cachedfs.origins.drive.credentials import SCOPE
         from cachedfs.origins.drive.options import DriveOptions
@@ -112,8 +112,8 @@ def login(
     name = accounts.check_name(account or email)
     path = accounts.save(name, info)
     is_default = default_account() == name
-    value = {"display_name": user.get("displayName"), "used": number(quota.get("usage"))}
-    value |= {"limit": number(quota.get("limit")), "file": str(path)}
+    value = {"display_name": user.get("displayName"), "used": int_of(quota.get("usage"))}
+    value |= {"limit": int_of(quota.get("limit")), "file": str(path)}
     what = "reading only" if read_only else "reading and writing"
     common.show(
         described(name, info, is_default=is_default) | value,

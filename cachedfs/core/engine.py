@@ -108,7 +108,7 @@ class Engine(EventLoopThread):
             loop=self.loop,
             on_request=self._count_request,
             concurrency=concurrency,
-            alone=lambda path: self.path_locks.held(identity, path, f"{protocol}://{path}"),
+            path_lock=lambda path: self.path_locks.held(identity, path, f"{protocol}://{path}"),
             quota_meter=partial(self.quota_meter, identity),
         )
         return self._origins.setdefault(token, origin)

@@ -44,10 +44,10 @@ def content_range(text: str) -> tuple[int, int, int | None]:
     found = _CONTENT_RANGE.fullmatch(text.strip())
     if not found:
         raise ValueError(f"the answer has no usable Content-Range: {text!r}")
-    return int(found[1]), int(found[2]) + 1, number(found[3])
+    return int(found[1]), int(found[2]) + 1, int_of(found[3])
 
 
-def number(text: object) -> int | None:
+def int_of(text: object) -> int | None:
     """Return the number that a header or a JSON text is: up to 18 ASCII digits; None for anything else."""
     return int(text) if isinstance(text, str) and _NUMBER.fullmatch(text) else None
 
@@ -62,10 +62,10 @@ def http_date(text: str | None) -> datetime | None:
         return None
 
 
-Alone = Callable[[str], AbstractAsyncContextManager[None]]
-"""Exclusive access to a path while it is changed: call it with the path and enter the result.
+PathLock = Callable[[str], AbstractAsyncContextManager[None]]
+"""Locks a path while it is changed: call it with the path and enter the result.
 
-Whoever provides it decides which processes it excludes.
+Whoever provides it decides which processes it keeps out.
 """
 
 

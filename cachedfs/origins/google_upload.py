@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 from urllib.parse import urlsplit
 
 from cachedfs.errors import CachedFSError, OriginUnavailable
-from cachedfs.origins.base import number
+from cachedfs.origins.base import int_of
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, foreign
 from cachedfs.origins.upload import UploadContent
@@ -144,7 +144,7 @@ class GoogleUpload(ABC, Generic[T]):
             raise SessionExpired
         if answer.status != 308:
             return 0, self.finished(answer)
-        last = number(answer.headers.get("range", "").rpartition("-")[2])
+        last = int_of(answer.headers.get("range", "").rpartition("-")[2])
         return (0 if last is None else last + 1), None
 
 

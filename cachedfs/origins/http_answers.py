@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from cachedfs.common.logging import without_secrets
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import AccessDenied, ObjectNotFound, RequestRejected
-from cachedfs.origins.base import content_range, http_date, number
+from cachedfs.origins.base import content_range, http_date, int_of
 from cachedfs.origins.evidence import fingerprint, is_recent, is_same_evidence
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.origin_errors import ErrorRow, error_of, refusal, retryable
@@ -67,7 +67,7 @@ def answer_of(
     elif status == 204:
         size, span = 0, Range(0, 0)
     elif "Transfer-Encoding" not in headers and "Content-Length" in headers:
-        size = number(headers["Content-Length"])
+        size = int_of(headers["Content-Length"])
         span = None if size is None else Range(0, size)
     is_encoded = headers.get("Content-Encoding", "").strip().lower() in _DECODED
     if span is None or (decodes and is_encoded):

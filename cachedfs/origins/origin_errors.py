@@ -24,7 +24,7 @@ from cachedfs.errors import (
     RequestRejected,
     SignInRefused,
 )
-from cachedfs.origins.base import number
+from cachedfs.origins.base import int_of
 from cachedfs.origins.retry import RetryableError, foreign, retry_after_s
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def text_of(value: Any) -> str:
 
 def size_of(value: Any) -> int:
     """Return a JSON value that has to be a size: a number, or its digits as a text."""
-    size = number(str(value))
+    size = int_of(str(value))
     if size is None:
         raise ValueError(f"{str(value)[:40]!r} in place of a size")
     return size
@@ -348,12 +348,12 @@ def _status_of(error: Exception) -> int | None:
     """Return the HTTP status that an exception of any library carries, else None."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore
-        return number(str(response.get("ResponseMetadata", {}).get("HTTPStatusCode")))
+        return int_of(str(response.get("ResponseMetadata", {}).get("HTTPStatusCode")))
     # aiohttp's errors have `code` too, but reading it gives a deprecation warning.
     own = "status" if hasattr(error, "status") else "code"
     for holder, name in ((error, own), (response, "status_code")):
         value = getattr(holder, name, None)
-        if (status := number(str(value))) is not None and 400 <= status < 600:
+        if (status := int_of(str(value))) is not None and 400 <= status < 600:
             return status
     return None
 

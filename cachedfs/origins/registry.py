@@ -19,7 +19,7 @@ from fsspec.utils import stringify_path
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import LOCAL_PROTOCOLS, NAME_PROTOCOLS, SLASH_NAMES, filesystem_class, without_slash
-from cachedfs.origins.base import Alone, Origin
+from cachedfs.origins.base import Origin, PathLock
 from cachedfs.origins.drive_links import canonical_path, is_drive_link
 
 _GCS = ("gs", "gcs")
@@ -49,7 +49,7 @@ def open_origin(
     loop: AbstractEventLoop,
     on_request: Callable[[], None],
     concurrency: int = 16,
-    alone: Alone | None = None,
+    path_lock: PathLock | None = None,
     quota_meter: Callable[[], Any] | None = None,
 ) -> Origin:
     """Return the origin for `protocol`; its packages and credentials are loaded at the first request.
@@ -58,7 +58,7 @@ def open_origin(
     on `loop`. It calls `on_request` there once for every request it sends, and has at most `concurrency` running requests
     that callers wait for.
 
-    `alone` provides the locks that keep other writers off a path. Google Drive needs them, because it would create two
+    `path_lock` keeps other writers off a path. Google Drive needs it, because it would create two
     items of the same name. `quota_meter` returns the `QuotaMeter` of a Drive account.
     """
     given: dict[str, Any] = {"identity": identity or identity_of(protocol, options), "on_request": on_request}
@@ -77,7 +77,7 @@ def open_origin(
             from cachedfs.origins.drive.origin import DriveOrigin
 
             meter = quota_meter and quota_meter()
-            given |= {"alone": alone, "meter": meter, "filesystem_over": _drive_filesystem}
+            given |= {"path_lock": path_lock, "meter": meter, "filesystem_over": _drive_filesystem}
             return DriveOrigin({**conf.get("drive", {}), **options}, **given)
         if protocol == "hf":
             from cachedfs.origins.hub_origin import HubOrigin

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cachedfs.common.checksums import HASHERS, StatedChecksum, stated_of
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import ChecksumMismatch
-from cachedfs.origins.base import Read, clipped, number
+from cachedfs.origins.base import Read, clipped, int_of
 from cachedfs.origins.origin_errors import raise_mapped
 from cachedfs.origins.request_slots import OpenRequest
 from cachedfs.origins.retry import RetryableError, RetryAttempts
@@ -34,7 +34,7 @@ def reaches(want: Range | Suffix | None, size: int) -> bool:
 
 def check_length(response: HTTPResponse, expected: int) -> None:
     """Raise RetryableError if the body states another length than `expected`, which aiohttp would ensure."""
-    length = number(response.headers.get("Content-Length"))
+    length = int_of(response.headers.get("Content-Length"))
     if "Transfer-Encoding" not in response.headers and length not in (None, expected):
         raise RetryableError(f"the answer has {length} bytes instead of {expected}")
 

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from cachedfs.common.logging import has_secrets
 from cachedfs.errors import OriginUnavailable, OriginUnreachable
-from cachedfs.origins.base import http_date, number
+from cachedfs.origins.base import http_date, int_of
 
 # Least waits after refusals of one request for its rate, in multiples of `base_s`: more than a minute in all, because
 # limits are counts per minute, and others may have used one up.
@@ -108,7 +108,7 @@ def retry_after_s(text: str | None, now: datetime) -> float | None:
     """
     if text is None:
         return None
-    if (seconds := number(text.strip())) is not None:
+    if (seconds := int_of(text.strip())) is not None:
         return float(seconds)
     at = http_date(text)
     return None if at is None else max(0.0, (at - now).total_seconds())

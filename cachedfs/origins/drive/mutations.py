@@ -21,7 +21,7 @@ from cachedfs.errors import (
     ObjectExists,
     ObjectNotFound,
 )
-from cachedfs.origins.base import Alone
+from cachedfs.origins.base import PathLock
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount, key_of
 from cachedfs.origins.drive.drive_path import (
@@ -46,12 +46,12 @@ CHECKED_S = 5.0  # for so long, one check that a folder is where it was counts f
 class DriveWriter:
     """Changes by path. Changes of the same path run one after another: else Drive would create an item twice.
 
-    The locks cover the changes through this object and, with `elsewhere`, those of all processes it reaches.
+    The locks cover the changes through this object and, with `path_lock`, those of all processes it reaches.
     """
 
-    def __init__(self, account: DriveAccount, tree: PathResolver, elsewhere: Alone | None = None) -> None:
+    def __init__(self, account: DriveAccount, tree: PathResolver, path_lock: PathLock | None = None) -> None:
         self._account, self._tree = account, tree
-        self._elsewhere = elsewhere or (lambda path: nullcontext())
+        self._path_lock = path_lock or (lambda path: nullcontext())
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by path, while in use
 
     # Files
@@ -68,7 +68,7 @@ class DriveWriter:
         A file that exists gets a new revision: one lookup by its id tells whether it is still the version `replaces`.
         Missing folders are created.
         """
-        async with self._alone(path):
+        async with self._locked(path):
             if isinstance(replaces, ObjectInfo):
                 await self._check_standing(path, replaces)
                 return await self._write_into(path, content, replaces, mtime_ns)
@@ -128,7 +128,7 @@ class DriveWriter:
         Others of the same name stay, with a warning: the next one is what `path` names then. An old item that is also
         in other folders stays there. Raises IsAFolder for a folder unless `folders` is set.
         """
-        async with self._alone(path):
+        async with self._locked(path):
             folder, item = await self._visible(path)
             if not folders and item["mimeType"] == api.FOLDER:
                 raise IsAFolder(
@@ -143,7 +143,7 @@ class DriveWriter:
             info = await self._tree.lookup(path)
             return info if exist_ok and info.kind == "directory" else _already_exists(path)
         began = self._account.policy.clock()
-        async with self._alone(path):
+        async with self._locked(path):
             if exist_ok and (made := self._tree.known.get(path, since=began)) is not None:
                 return made  # while this waited: of many files in a new folder the first one makes it for all
             try:
@@ -160,7 +160,7 @@ class DriveWriter:
 
     async def remove_empty(self, path: str) -> None:
         """Remove an empty folder; raise OSError (ENOTEMPTY) if it is not empty."""
-        async with self._alone(path):
+        async with self._locked(path):
             folder, item = await self._visible(path)
             info = await self._tree.followed(item, path)
             if info.kind != "directory":
@@ -273,11 +273,11 @@ class DriveWriter:
         for one of them.
         """
         try:
-            async with self._alone(source, target):
+            async with self._locked(source, target):
                 return await change(source, target)
         except _NoFolder:
             await self.make_folder(folder_of(target), exist_ok=True)
-            async with self._alone(source, target):
+            async with self._locked(source, target):
                 return await change(source, target)
 
     # Items of a path
@@ -335,7 +335,7 @@ class DriveWriter:
         self._tree.known.expire(path)
 
     @asynccontextmanager
-    async def _alone(self, *paths: str) -> AsyncIterator[None]:
+    async def _locked(self, *paths: str) -> AsyncIterator[None]:
         """Hold the locks on paths, the deepest first.
 
         Who holds one may wait only for those of the folders above it. So no two callers wait for each other.
@@ -343,7 +343,7 @@ class DriveWriter:
         async with AsyncExitStack() as held:
             for path in sorted(set(paths), key=lambda path: (-path.count("/"), path)):
                 await held.enter_async_context(self._locks.setdefault(path, asyncio.Lock()))
-                await held.enter_async_context(self._elsewhere(path))
+                await held.enter_async_context(self._path_lock(path))
             yield
 
 

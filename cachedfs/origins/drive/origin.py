@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from cachedfs.common.event_loop import side_by_side
 from cachedfs.common.types import AnyVersion, Changes, ObjectInfo
 from cachedfs.errors import ObjectNotFound
-from cachedfs.origins.base import Alone, Origin, number, subject_of
+from cachedfs.origins.base import Origin, PathLock, int_of, subject_of
 from cachedfs.origins.drive import api, failures
 from cachedfs.origins.drive.client import DriveAccount
 from cachedfs.origins.drive.drive_path import MY_DRIVE, has_feed, place_of, plain_path
@@ -38,13 +38,13 @@ class DriveOrigin(Origin):
         *,
         identity: str,
         on_request: Callable[[], None],
-        alone: Alone | None = None,
+        path_lock: PathLock | None = None,
         filesystem_over: Callable[[DriveOrigin], Any] | None = None,
         **of_account: Any,
     ) -> None:
         """Create the origin of an account; it signs in at the first request.
 
-        `alone` provides the locks that keep other writers off a path. `filesystem_over` creates the fsspec filesystem whose
+        `path_lock` keeps other writers off a path. `filesystem_over` creates the fsspec filesystem whose
         methods `call` calls, at its first call. Other arguments are those of `DriveAccount`.
         """
         self.identity = identity
@@ -59,7 +59,7 @@ class DriveOrigin(Origin):
         )
         self._slots, self.policy = self.account.media_slots, self.account.policy
         self.tree = PathResolver(self.account)
-        self.writer = DriveWriter(self.account, self.tree, alone)
+        self.writer = DriveWriter(self.account, self.tree, path_lock)
         self._inner = AsyncOnce(self._make)
 
     async def filesystem(self) -> Any:
@@ -171,5 +171,5 @@ class DriveOrigin(Origin):
             return None
         found = await self.account.about("storageQuota(limit,usage)", most_tries=2)
         quota = found.get("storageQuota") or {}
-        limit, usage = number(quota.get("limit")), number(quota.get("usage"))
+        limit, usage = int_of(quota.get("limit")), int_of(quota.get("usage"))
         return None if limit is None else (limit, max(0, limit - (usage or 0)))

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import AccessDenied, CachedFSError, NotDownloadable, ObjectNotFound
-from cachedfs.origins.base import content_range, http_date, number, range_header
+from cachedfs.origins.base import content_range, http_date, int_of, range_header
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.connection import DriveConnection
 from cachedfs.origins.drive.failures import page_failure
@@ -81,8 +81,8 @@ def item_of(id: str, key: str | None, status: int, headers: Mapping[str, str]) -
 
 def _size_of(status: int, headers: Mapping[str, str]) -> int | None:
     if status == 416:  # no byte of an empty file is in any range
-        return number(headers.get("Content-Range", "").rpartition("/")[2])
-    return number(headers.get("Content-Length"))
+        return int_of(headers.get("Content-Range", "").rpartition("/")[2])
+    return int_of(headers.get("Content-Length"))
 
 
 def _name_in(headers: Mapping[str, str]) -> str:

@@ -16,7 +16,7 @@ from cachedfs.errors import (
     ObjectNotFound,
     RequestRejected,
 )
-from cachedfs.origins.base import clipped, content_range, number
+from cachedfs.origins.base import clipped, content_range, int_of
 from cachedfs.origins.drive import api, failures, public
 from cachedfs.origins.drive.drive_path import plain_path
 from cachedfs.origins.drive.options import exported_as, kind_of, types_of
@@ -197,7 +197,7 @@ class DriveMediaRead(ResumableRead):
             raise RetryableError(f"the answer is encoded as {encoding}: something repacked it")
         if status == 200:
             # A network's own page is no file, and a checksum is the only other thing to tell them apart.
-            length = number(headers.get("Content-Length"))
+            length = int_of(headers.get("Content-Length"))
             if length != self.info.size and (length is not None or self._by != "checksum"):
                 raise RetryableError(f"the answer has {length} bytes, and the file {self.info.size}")
             return 0

@@ -19,7 +19,7 @@ from cachedfs.errors import (
     RequestRejected,
     SignInRefused,
 )
-from cachedfs.origins.base import clipped, content_range, http_date, number
+from cachedfs.origins.base import clipped, content_range, http_date, int_of
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.origin_errors import ErrorRow, advice_of, error_of, refusal, retryable, size_of, text_of
 from cachedfs.origins.retry import RetryableError, foreign
@@ -128,8 +128,8 @@ def _span_of(status: int, headers: Mapping[str, str], want: Range | Suffix | Non
         raise RetryableError(
             f"the answer is encoded as {encoding}, and the object as {stored_encoding}: something recompressed it"
         )
-    offset, stop, size = 0, None, number(headers.get("x-goog-stored-content-length"))
-    length = None if "Transfer-Encoding" in headers else number(headers.get("Content-Length"))
+    offset, stop, size = 0, None, int_of(headers.get("x-goog-stored-content-length"))
+    length = None if "Transfer-Encoding" in headers else int_of(headers.get("Content-Length"))
     if status == 206:
         try:
             offset, stop, total = content_range(headers.get("Content-Range", ""))
