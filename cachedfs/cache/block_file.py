@@ -45,7 +45,7 @@ def wrong_page(data: memoryview, checksums: Sequence[int]) -> int | None:
     return None
 
 
-def place(digest: str, index: int) -> str:
+def block_path(digest: str, index: int) -> str:
     """Return the path of a block below the root; 16 folders: making one costs as much as writing 2 MiB (ext4)."""
     return f"blocks/{digest[0]}/{digest}-{index:x}"
 

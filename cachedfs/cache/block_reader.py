@@ -276,7 +276,7 @@ class BlockReader:
         if self.beside is not None:
             self.beside.remove_wrong(key, index)
         self.remove_damaged(key, index)
-        path = f"{self._own.readable}/{block_file.place(key.digest, index)}"
+        path = f"{self._own.readable}/{block_file.block_path(key.digest, index)}"
         if os.path.exists(path):
             self.unusable[path] = math.inf
 

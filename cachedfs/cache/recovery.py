@@ -112,4 +112,4 @@ def _key_of(path: str) -> BlockKey | None:
         if error.errno in disk.TOO_MANY_FILES:  # a problem of this process, not of the file
             raise
         return None
-    return key if path.endswith("/" + block_file.place(key.object.digest, key.index)) else None
+    return key if path.endswith("/" + block_file.block_path(key.object.digest, key.index)) else None

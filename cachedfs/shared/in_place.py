@@ -43,7 +43,7 @@ class _BlockOfPiece(OpenBlock):
 
 @functools.lru_cache(maxsize=1024)
 def _key_of(version: Version, size: int, id: str | None) -> str | None:
-    """Return the key of a version. Equal versions may have other sizes and ids, so these are arguments for the cache."""
+    """Return the key of a version. Equal versions may have other sizes and ids, so `lru_cache` gets them too."""
     return shareable_key(version.identity, version.info)
 
 

@@ -40,7 +40,7 @@ class SharedCache:
         self.read, self.renew = self.reads.read, self._index.renew
 
     def __repr__(self) -> str:
-        return self._place.name + (f" ({self._place.trouble})" if self._place.trouble else "")
+        return self._place.url + (f" ({self._place.trouble})" if self._place.trouble else "")
 
     def close(self) -> None:
         """Write what waits if the place answers, and end the threads."""

@@ -76,7 +76,7 @@ class SharedFolder(SharedPlace):
             if error.errno is None:  # raised by `_check`: all users may write
                 raise
             raise PermissionError(
-                f"this user may not use {self.name}: `cachedfs share init` makes it for a group ({error})"
+                f"this user may not use {self.url}: `cachedfs share init` makes it for a group ({error})"
             ) from error
         self._is_checked = True
 
@@ -84,17 +84,17 @@ class SharedFolder(SharedPlace):
         if not self.is_read_only:
             try:
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(self.name)
+                    os.mkdir(self.url)
             except FileNotFoundError as error:
                 raise FileNotFoundError(
-                    f"there is no folder {os.path.dirname(self.name)}: make it, or correct the name"
+                    f"there is no folder {os.path.dirname(self.url)}: make it, or correct the name"
                 ) from error
             self._make(self.path)
         elif disk.state(self.path) is None:
             raise FileNotFoundError(
-                f"{self.name} has no shared cache: nothing was put there yet, or its name is wrong"
+                f"{self.url} has no shared cache: nothing was put there yet, or its name is wrong"
             )
-        for path, status in ((self.name, os.stat(self.name)), (self.path, os.lstat(self.path))):
+        for path, status in ((self.url, os.stat(self.url)), (self.path, os.lstat(self.path))):
             if not stat.S_ISDIR(status.st_mode):
                 raise NotADirectoryError(f"{path} is not a folder: name another as shared_cache")
             if status.st_mode & stat.S_IWOTH and self._trust != "anyone":
@@ -102,8 +102,8 @@ class SharedFolder(SharedPlace):
                     f"all users can write to {path}, and so choose what you read: chmod o-w it, or trust them "
                     'with shared_cache_trust="anyone"'
                 )
-        self._is_network = disk.is_network(self.name)
-        self.is_local = disk.is_local(self.name)
+        self._is_network = disk.is_network(self.url)
+        self.is_local = disk.is_local(self.url)
 
     def listed(self, subfolder: str) -> list[str]:
         """Return the names in a subfolder; none if it does not exist."""
@@ -284,6 +284,6 @@ class SharedFolder(SharedPlace):
         """Return the mode of what is made in the folder, as that of the folder itself; None if its ACL says it."""
         if hasattr(os, "listxattr"):
             with contextlib.suppress(OSError):
-                if "system.posix_acl_default" in os.listxattr(self.name):
+                if "system.posix_acl_default" in os.listxattr(self.url):
                     return None
-        return 0o700 | os.stat(self.name).st_mode & 0o2077
+        return 0o700 | os.stat(self.url).st_mode & 0o2077

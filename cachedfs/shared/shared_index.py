@@ -106,7 +106,7 @@ class SharedIndex:
             logger.warning("%s/%s is not used: %s", self._place.path, file, error)
         elif error.errno == errno.EACCES:
             self._place.warn(
-                "unreadable", f"the shared cache {self._place.name} cannot be read by this user: {error}"
+                "unreadable", f"the shared cache {self._place.url} cannot be read by this user: {error}"
             )
 
     async def _renew(self, subfolder: str, *, waits: bool) -> bool:

@@ -118,7 +118,7 @@ class FilePart(StoredFile):
 
 
 class SharedPlace:
-    """A place behind a local cache, the folder or URL `name`, and whether it can be used now.
+    """A place behind a local cache, at the URL (or the local path) `url`, and whether it can be used now.
 
     Nothing here raises or blocks. `trouble` says why it is not used, or not written. `times_itself`: its methods raise
     TimeoutError after `answers_s` without a byte, once it `is_ready`. `lists_all`: a listing of everything costs little
@@ -132,9 +132,9 @@ class SharedPlace:
     chunk = 2 << 20
     pauses_s = (0.05, 0.25)  # the first and the longest between two looks at what another node fetches
 
-    def __init__(self, name: str, *, is_read_only: bool) -> None:
-        self.name, self.is_read_only, self.path = name, is_read_only, f"{name}/{BASE}"
-        self.trouble = _LEFT_ALONE[name][1] if self.is_off else ""
+    def __init__(self, url: str, *, is_read_only: bool) -> None:
+        self.url, self.is_read_only, self.path = url, is_read_only, f"{url}/{BASE}"
+        self.trouble = _LEFT_ALONE[url][1] if self.is_off else ""
         self._warned: set[str] = set()
         self._calls: dict[int, float] = {}  # when each thread made a call that has not ended (monotonic)
 
@@ -171,11 +171,11 @@ class SharedPlace:
     @property
     def is_off(self) -> bool:
         """True while it is left alone."""
-        return self.name in _LEFT_ALONE and time.monotonic() < _LEFT_ALONE[self.name][0]
+        return self.url in _LEFT_ALONE and time.monotonic() < _LEFT_ALONE[self.url][0]
 
     def leave_alone(self, problem: str) -> None:
-        trouble = f"the shared cache {self.name} is not used: {problem}"
-        _LEFT_ALONE[self.name] = time.monotonic() + LEFT_ALONE_S, trouble
+        trouble = f"the shared cache {self.url} is not used: {problem}"
+        _LEFT_ALONE[self.url] = time.monotonic() + LEFT_ALONE_S, trouble
         self.warn("away", trouble)
 
     def did_not_answer(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from zlib_ng.zlib_ng import crc32
 
 from cachedfs.cache import disk
-from cachedfs.cache.block_file import PAGE, PLACE, open_block, place
+from cachedfs.cache.block_file import PAGE, PLACE, block_path, open_block
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.index.metadata_records import encode_info
 from cachedfs.common.clock import clock
@@ -78,10 +78,10 @@ class SharedWriter:
         self._n_put = 0  # files that were written, or could not be
         self._full_until = 0.0
         self._small: dict[str, _SmallFile] = {}  # by origin
-        # When this process put the listing of a folder there (monotonic), and the time of that listing.
+        # When this process put the listing of a folder there (monotonic), and the time of that listing; 0: it looked for one.
         self._listed: dict[tuple[str, str], tuple[float, float]] = {}
-        # Of large objects, pieces come first: the keys of those whose metadata follows or came, and by origin what is due.
-        self._has_metadata: set[str] = set()
+        # Of large objects, pieces come first: the keys of those whose metadata was due, and by origin what is due now.
+        self._seen: set[str] = set()
         self._metadata_due: dict[str, list[ObjectInfo]] = {}
         self._metadata_at = 0.0
 
@@ -127,7 +127,7 @@ class SharedWriter:
         if not self._place.is_off and not self.flush(self._place.answers_s):
             logger.warning(
                 "the process ends before all that it fetched is in the shared cache %s: `cachedfs export` adds the rest",
-                self._place.name,
+                self._place.url,
             )
         self._is_closed = True
         self._hurry.set()
@@ -157,7 +157,7 @@ class SharedWriter:
             if flushes or time.monotonic() >= self._metadata_at:
                 for identity in list(self._metadata_due):
                     self._put(identity, [])
-            if self._metadata_due:
+            if self._metadata_due and not self._place.is_read_only:
                 self._wake.set()
             for written in flushes:
                 written.set()
@@ -187,9 +187,9 @@ class SharedWriter:
             self._place.check_room()
             if groups and groups[0].size >= LARGE:
                 self._write(identity, groups, [])
-                if groups[0].key not in self._has_metadata:
+                if groups[0].key not in self._seen:
                     self._metadata_due.setdefault(identity, []).append(groups[0].info)
-                    self._has_metadata.add(groups[0].key)
+                    self._seen.add(groups[0].key)
             else:
                 self._gather(identity, groups)
             if self._most is not None and time.monotonic() >= self._clean_at:
@@ -199,12 +199,12 @@ class SharedWriter:
             number = error.errno if isinstance(error, OSError) else None
             if number in _FULL:
                 self._full_until = time.monotonic() + FULL_S
-                self._place.warn("full", f"{self._place.name} is full, so nothing is shared there: {error}")
+                self._place.warn("full", f"{self._place.url} is full, so nothing is shared there: {error}")
             elif number in _READ_ONLY:
                 self._place.is_read_only, self._place.trouble = True, f"it can only be read: {error}"
             elif isinstance(error, CachedFSError) and not self._is_closed:
                 self._place.warn(
-                    "unwritten", f"nothing is put into the shared cache {self._place.name}: {error}"
+                    "unwritten", f"nothing is put into the shared cache {self._place.url}: {error}"
                 )
             logger.debug("not shared: %s", error)
         except Exception as error:  # the thread must go on
@@ -225,7 +225,7 @@ class SharedWriter:
 
     def _gather(self, identity: str, groups: list[BlockGroup]) -> None:
         """Write small pieces and metadata, together with those of the last file if that is small."""
-        infos = [*self._metadata_due.pop(identity, ()), *(group.info for group in groups)]
+        infos = [*self._metadata_due.get(identity, ()), *(group.info for group in groups)]
         self._metadata_at = time.monotonic() + METADATA_S
         versions = self._versions(identity, infos)
         paths = [info.path for info in infos if info.path not in versions]
@@ -236,7 +236,12 @@ class SharedWriter:
             groups, rows = before.groups + groups, before.rows + rows
         else:
             before = None  # it stays as it is: the local cache has evicted some
-        written = self._write(identity, groups, rows)
+        try:
+            written = self._write(identity, groups, rows)
+        except Exception:  # of any kind: what was not written is due again
+            self._listed = {folder: put for folder, put in self._listed.items() if put[1]}
+            raise
+        self._metadata_due.pop(identity, None)
         if written is None:
             return
         name, size = written
@@ -327,7 +332,7 @@ def _block(cache: BlockStore, group: BlockGroup, index: int) -> tuple[bytes, Seq
         return data, [crc32(memoryview(data)[at : at + PAGE]) for at in range(0, len(data), PAGE)]
     size = group.version.block_size
     key = group.version.encoded + PLACE.pack(index, size)
-    path = f"{cache.root}/{place(group.version.digest, index)}"
+    path = f"{cache.root}/{block_path(group.version.digest, index)}"
     with contextlib.suppress(BadBlock, OSError):  # not among the open blocks of readers
         block = open_block(os.open(path, disk.READ), path, key, owner=os.geteuid())
         if block.length == min(size, (group.info.size or 0) - index * size):

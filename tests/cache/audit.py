@@ -84,6 +84,6 @@ def _is_sound(found):
         finally:
             block.close()
         key = block.trailer.key
-        return found.path.endswith("/" + block_file.place(key.object.digest, key.index))
+        return found.path.endswith("/" + block_file.block_path(key.object.digest, key.index))
     except (BadBlock, OSError):
         return not os.path.lexists(found.path)

@@ -28,7 +28,7 @@ def test_the_bytes_of_a_block_do_not_change():
     ])  # fmt: skip
     message = "bump the format version (blocks.FORMAT): caches out there hold blocks in the old format"
     assert trailer == expected, message
-    assert block_file.place(key.digest, 3) == "blocks/7/783a48e8ed6d5dcfbef36bb07f348598-3", message
+    assert block_file.block_path(key.digest, 3) == "blocks/7/783a48e8ed6d5dcfbef36bb07f348598-3", message
 
 
 def test_every_flipped_byte_of_a_block_is_a_miss_and_the_file_goes(cache):

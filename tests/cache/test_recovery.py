@@ -24,7 +24,7 @@ def under_another_name(cache):
 
 
 def at_an_impossible_place(cache):
-    forged = Path(cache.root, block_file.place(key_of().digest, 1 << 63))
+    forged = Path(cache.root, block_file.block_path(key_of().digest, 1 << 63))
     forged.parent.mkdir(exist_ok=True)
     forged.write_bytes(b"x" + block_file.encode_trailer(key_of(), 1 << 63, b"x"))
     return forged

@@ -124,7 +124,7 @@ def test_of_nodes_that_begin_together_at_most_one_is_alone(folder, order):
             goes_on[number].acquire()
             return act(*args)
 
-        place = place_of(folder.name)
+        place = place_of(folder.url)
         for name in ("node_alone", "waited_at", "set_node_alone"):
             setattr(place, name, partial(step, getattr(place, name)))
         found[number] = leases_of(place, str(number)).is_alone()
@@ -214,7 +214,7 @@ def test_all_processes_of_a_node_learn_of_another_one(folder):
 
 
 def test_threads_that_look_around_at_once_do_not_miss_another_node(folder, monkeypatch):
-    place = place_of(folder.name)
+    place = place_of(folder.url)
     ours, found = leases_of(place, "ours"), []
     assert ours.is_alone()
     folder.wait_for_others()

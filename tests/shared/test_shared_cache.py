@@ -555,6 +555,27 @@ def test_a_full_disk_only_stops_the_filling(node, filled, shared, monkeypatch, c
     read_all(node("b"), data)
 
 
+def test_metadata_that_could_not_be_written_is_written_later(origin, node, shared, monkeypatch):
+    """Of a large object its pieces come first, and once its metadata."""
+    data, write = {"b/big": origin.put("b/big", BIG)}, SharedFolder.write
+
+    def without_metadata(self, name, *args, **options):
+        if name.startswith("gathered/"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, name, *args, **options)
+
+    fs = node("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedFolder, "write", without_metadata)
+        read_all(fs, data)
+        flush(fs)
+    leave()
+    fs = node("b")
+    asked(origin)
+    read_all(fs, data)
+    assert asked(origin) == []
+
+
 @pytest.fixture
 def only_reads(origin, node, put_there, shared):
     """Return a function that reads what is there, and lets nothing new come there."""
