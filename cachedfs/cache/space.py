@@ -254,7 +254,8 @@ class CacheSpace:
         """Return the least recently used block outside staging that may be evicted; None if there is none.
 
         This is the head of the queue, after removing blocks that were accessed, pinned or stored again since they were
-        queued. An empty queue is refilled batch by batch, until the whole table was examined.
+        queued. An empty queue is refilled batch by batch, until the whole table was examined; in a small one, twice: a
+        reader may use all that were queued.
         """
         n_seen, n_blocks = 0, self._rows.totals.blocks
         while True:
@@ -277,7 +278,8 @@ class CacheSpace:
     def _refill(self) -> int:
         """Queue the least recently used eighth of the next batch of rows; return how many rows were examined.
 
-        Every omitted row is more recent than every queued one, so evicting in this order is exact LRU.
+        Every omitted row is more recent than every queued one, but for blocks that are being written: evicting in this
+        order is exact LRU.
         """
         found = self._rows.admitted_after(self._cursor, _BATCH)
         if not found and self._cursor:

@@ -114,7 +114,7 @@ class Engine(EventLoopThread):
         return self._origins.setdefault(token, origin)
 
     async def take_lock(self, number: int, *, within_s: float) -> bool:
-        """Take a lock of the machine once it is free; return False after `within_s` seconds."""
+        """Take a machine-wide lock once it is free; return False after `within_s` seconds."""
         return await poll(lambda: self.cache.locks.take(number) == 1, within_s=within_s)
 
     async def wait_for_other_process(self, key: ObjectKey, index: int) -> bool:

@@ -124,7 +124,7 @@ class _FolderNames:
 
     def __init__(self) -> None:
         self.n_asked = 0
-        self.n_pages = 0  # read, but for the first one
+        self.n_pages = 0  # begun, after the first one
         self.epoch: int | None = None  # of the origin when the listing began
         self.paths: set[str] | None = None  # of the complete listing
         self.listed_at = 0.0

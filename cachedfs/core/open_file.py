@@ -75,8 +75,7 @@ class RawFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        if whence == 1:  # also tell()
-            self._checkClosed()
+        if whence == 1:
             offset += self._position
         elif whence == 2:
             offset += self.size
@@ -88,6 +87,10 @@ class RawFile(io.RawIOBase):
             self._seek_from, self._seek_to = self._position, offset
             self._position = offset
         return offset
+
+    def tell(self) -> int:
+        self._checkClosed()
+        return self._position
 
     def at(self, position: int, size: int) -> bytes | None:
         """Return `size` bytes at `position` if an open block has all of them, and its reads are not observed; else None.
@@ -351,7 +354,7 @@ class RawFile(io.RawIOBase):
             self._engine.call_soon(download.stop_soon, block_end)
 
     def _switch_engine(self) -> None:
-        """Use the engine of now: the one before was closed, or is the parent process's. Its downloads are not used."""
+        """Switch to the current engine: the old one was closed, or is the parent process's. Its downloads are dropped."""
         self._engine = self._reader.objects.engine
         self._cache = self._engine.cache
         self._block = self._download = self._opening = None

@@ -57,7 +57,7 @@ class ObjectHistory(ReadHistory):
 
     def __init__(self, block_size: int) -> None:
         super().__init__(block_size)
-        # Blocks requested for a caller or ahead (those are in `unread` too), and not read yet: reading them is no hit.
+        # Blocks requested for a caller or ahead, without those of `rest`, and not read yet: reading them is no hit.
         self.requested: set[int] = set()
         self.n_to_observe = 0  # reads of cached blocks to be observed from now on
         self.files: set[int] = set()  # ids of the open files that are read ahead

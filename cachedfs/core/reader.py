@@ -38,7 +38,7 @@ HITS_INLINE = 4  # more cached blocks than this are copied in a thread, to keep 
 
 T = TypeVar("T")
 _Versions = dict[str, set[str | None]]
-_versions_read: ContextVar[_Versions | None] = ContextVar("cachedfs_versions_read", default=None)
+_version_log: ContextVar[_Versions | None] = ContextVar("cachedfs_versions_read", default=None)
 Wanted = tuple[str, int | None, int | None]  # path, and start and stop as in a Python slice
 
 
@@ -50,11 +50,11 @@ def versions_read() -> Iterator[_Versions]:
     instead of the metadata after the read, which may be of a newer version already.
     """
     versions: _Versions = {}
-    token = _versions_read.set(versions)
+    token = _version_log.set(versions)
     try:
         yield versions
     finally:
-        _versions_read.reset(token)
+        _version_log.reset(token)
 
 
 class Reader:
@@ -113,7 +113,7 @@ class Reader:
         engine.bytes_served += len(data)
         history = engine.histories.get(version.digest)
         is_watched = history is not None and (history.n_to_observe >= 0 or history.requested)
-        if is_watched or _versions_read.get() is not None:
+        if is_watched or _version_log.get() is not None:
             self._observe_hit(path, version, start, stop)
         return data
 
@@ -125,7 +125,7 @@ class Reader:
 
     def _observe_hit(self, path: str, version: Version, start: int, stop: int) -> None:
         """Report a read to `versions_read`, and to the object's history if it is read ahead from there."""
-        if (versions := _versions_read.get()) is not None:
+        if (versions := _version_log.get()) is not None:
             versions.setdefault(path, set()).add(version.fingerprint)
         history = self.objects.engine.histories.get(version.digest) if self._reads_ahead else None
         blocks = covering(Range(start, stop), self._block_size)
@@ -331,7 +331,7 @@ class Reader:
         if data is None:
             data = await self._read_runs(version, want, blocks, download)
         engine.bytes_served += size
-        if (versions := _versions_read.get()) is not None:
+        if (versions := _version_log.get()) is not None:
             versions.setdefault(entry.path, set()).add(version.fingerprint)
         return data
 

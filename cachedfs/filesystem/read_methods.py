@@ -199,7 +199,7 @@ class ReadMethods(MetadataMethods):
     async def _cat_entry(
         self, entry: Entry, start: int | None, stop: int | None, download: Download | None = None, **more: Any
     ) -> bytes:
-        """Return bytes of exactly the version of `entry`, as `Reader.collect` does; cached ones without its thread."""
+        """Return bytes of exactly the version of `entry`, as `Reader.read_version` does; cached ones without its thread."""
         cached = functools.partial(self._reader.cached, entry.path, start, stop, of=entry)
         try:
             data = cached(nowait=True)

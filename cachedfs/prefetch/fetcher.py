@@ -1,4 +1,4 @@
-"""Have the blocks of one object after the other cached, for a prefetch plan."""
+"""Wait for the blocks of the objects of a prefetch plan, or request them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Fetcher:
     ) -> None:
         self._engine, self._tasks, self._requests, self._uses = engine, tasks, requests, uses
         self._failed, self._finish = failed, finish
-        self.open: set[PrefetchObject] = set()  # objects that are being worked for
+        self.in_progress: set[PrefetchObject] = set()  # objects that are being worked for
 
     def start(
         self, obj: PrefetchObject, work: Callable[[], Awaitable[None]], position: float, reserved: int = 0
@@ -152,7 +152,7 @@ class Fetcher:
 
     def _begin_work(self, obj: PrefetchObject) -> None:
         obj.n_tasks += 1
-        self.open.add(obj)
+        self.in_progress.add(obj)
 
     def _end_work(self, obj: PrefetchObject, version: Version | None, error: BaseException | None) -> None:
         """Note that work for a version of an object ended, or count a failure."""
@@ -164,4 +164,4 @@ class Fetcher:
             self._requests.end_with(error)
         self._finish(obj)
         if not obj.n_tasks:
-            self.open.discard(obj)
+            self.in_progress.discard(obj)

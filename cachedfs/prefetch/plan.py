@@ -43,8 +43,8 @@ AHEAD_AT_ONCE = 128  # objects looked up before the event loop runs other tasks
 class PrefetchPlan:
     """The work of one `prefetch` call: a task on the engine's event loop, and the tasks it starts.
 
-    ObjectStream yields the objects in order, and PlanRequests fetches their blocks. Belady knows where the readers are,
-    what may be fetched, and which blocks to evict. `strip` turns a user's path or URL into a path, `glob` expands
+    ObjectStream yields the objects in order. Fetcher waits for their blocks, which PlanRequests requests where nobody has.
+    Belady knows where the readers are, what may be fetched, and which blocks to evict. `strip` turns a user's path or URL into a path, `glob` expands
     patterns, and `report` receives the bytes cached so far and in total.
     """
 
@@ -150,14 +150,14 @@ class PrefetchPlan:
         self.failure = failure
         self._items.close()
         self._requests.cancel()  # now that no task of the plan waits for its requests
-        self._fetcher.open.clear()
+        self._fetcher.in_progress.clear()
         self.counts.end(state)
         self.ended.set_result(None)
 
     def progress(self) -> Progress:
         """Return the progress of the plan. From any thread."""
         requests = self._requests
-        is_held = self._is_held and not (self._fetcher.open or requests.active)
+        is_held = self._is_held and not (self._fetcher.in_progress or requests.active)
         return self.counts.progress(n_left=self._items.n_left, coming=requests.n_coming, is_held=is_held)
 
     # Main loop.
@@ -188,7 +188,7 @@ class PrefetchPlan:
             if self._stream.is_over and not (self._to_ask or self._tasks.running or requests.active):
                 return
             # If no object is open, blocks only have to be stored: check soon, unless the origin is unreachable.
-            is_near = has_moved or not (self._fetcher.open or requests.is_unreachable)
+            is_near = has_moved or not (self._fetcher.in_progress or requests.is_unreachable)
             pause_s = POLL_S[0] if is_near else min(2 * pause_s, POLL_S[1])
             await self._pause(pause_s)
 
@@ -235,7 +235,7 @@ class PrefetchPlan:
     def _take(self) -> bool:
         """Take the next object; return False if there is none now, or too many are being fetched."""
         ahead = self._stream.ahead
-        if len(self._fetcher.open) >= MOST_OPEN or not (ahead or self._stream.look_ahead()):
+        if len(self._fetcher.in_progress) >= MOST_OPEN or not (ahead or self._stream.look_ahead()):
             if self._stream.error is not None and not ahead:
                 raise self._stream.error
             return False

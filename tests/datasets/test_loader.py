@@ -97,7 +97,8 @@ def our_threads():
 def plans(fs):
     """Return the tasks of prefetch plans, and whether threads take their items."""
     tasks = [coroutine.__qualname__ for coroutine in list(fs._objects.engine._tasks)]
-    at_work = [name for name in tasks if name.startswith(("PrefetchPlan.", "PlanRequests.", "ObjectStream."))]
+    parts = ("PrefetchPlan.", "PlanRequests.", "Fetcher.", "ObjectStream.")
+    at_work = [name for name in tasks if name.startswith(parts)]
     return [*at_work, "items"] if item_threads() else at_work
 
 

@@ -70,9 +70,8 @@ def is_idle(fs):
     """Return whether no request is in flight or queued and no plan runs."""
     engine = fs._objects.engine
     names = {coroutine.__qualname__ for coroutine in list(engine._tasks)}
-    is_working = any(
-        name.startswith(("PrefetchPlan.", "PlanRequests.", "ObjectStream.", "Downloads.")) for name in names
-    )
+    parts = ("PrefetchPlan.", "PlanRequests.", "Fetcher.", "ObjectStream.", "Downloads.")
+    is_working = any(name.startswith(parts) for name in names)
     return not (engine.by_block or engine.active_requests or any(engine.speculation.queued) or is_working)
 
 

@@ -246,7 +246,7 @@ class CacheIndex:
         deadline = time.monotonic() + _WRITER_WAIT_S
         while not self._locks.take(_REPLACING):
             if time.monotonic() > deadline:
-                raise sqlite3.OperationalError("another process is replacing the index")
+                raise sqlite3.OperationalError("another process or thread is replacing the index")
             time.sleep(_PAUSE_S)
         temp = self._temp()
         try:
