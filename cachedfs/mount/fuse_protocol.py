@@ -14,7 +14,9 @@ from typing import NamedTuple
 MAX_WRITE = 128 << 10  # bytes of a write; each thread has a buffer for one
 _MAX_READ = 1 << 20  # bytes; more than the kernel's default of 128 KiB takes fewer calls
 _PAGE = 4096
-_MAX_BACKGROUND = 512  # reads that the kernel sends before the first is answered; by default it sends 12
+_MAX_BACKGROUND = (
+    512  # reads that the kernel sends before the first is answered; its default, 12, would hold up others
+)
 _VERSION = 7, 31
 ROOT = 1  # number of the inode of the mounted folder
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Generic, TypeVar
 
 from fsspec.asyn import AsyncFileSystem
-from fsspec.config import conf
+from fsspec.config import apply_config
 from fsspec.dircache import DirCache
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import stringify_path
@@ -80,13 +80,15 @@ def make_filesystem(
     with importing():
         cls = filesystem_class(protocol)
     preload(["encodings.idna"])  # needed to resolve host names
-    private = make_private(options)
+    private, given = make_private(options), apply_config(cls, dict(options))
     if protocol in ("s3", "s3a"):
         cls = _s3_filesystem(cls)
-        given = options.get("config_kwargs") or conf.get(protocol, {}).get("config_kwargs") or {}
-        private["config_kwargs"] = {"max_pool_connections": _S3_CONNECTIONS, **given}
-    client = options.get("client_kwargs") or {}
-    if protocol in ("http", "https") and client.get("connector") is not None and "get_client" not in options:
+        private["config_kwargs"] = {
+            "max_pool_connections": _S3_CONNECTIONS,
+            **(given.get("config_kwargs") or {}),
+        }
+    client = given.get("client_kwargs") or {}
+    if protocol in ("http", "https") and client.get("connector") is not None and "get_client" not in given:
         private["client_kwargs"] = {"connector_owner": False, **client}  # a session would close the user's
     if cls.async_impl:
         private |= {"asynchronous": False, "loop": loop}

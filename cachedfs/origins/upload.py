@@ -1,4 +1,4 @@
-"""What each upload needs: the check of the version that it replaces, and the bytes of a local file."""
+"""The bytes of an upload, and the check of the version that it replaces."""
 
 from __future__ import annotations
 

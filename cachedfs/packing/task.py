@@ -84,7 +84,7 @@ class PackTask:
         ]
 
     def count(self, files: range) -> Counts:
-        """Read some files, and return what tells where the samples after them belong."""
+        """Read some files, and return the lengths that tell where the samples after them belong."""
         counts = Counts(dict.fromkeys(self.big, 0), [])
         for batch in self.source.batches(files):
             small = {name: values for name, values in batch.values.items() if name not in counts.lengths}

@@ -1,4 +1,4 @@
-"""What Google's APIs have in common: paths, ranges and uploads."""
+"""Common parts of Google's APIs: paths, ranges and uploads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def _split_related(call: Call) -> tuple[dict[str, Any], str | None, bytes]:
     if not boundary:
         raise Refusal(400, "Missing boundary in the Content-Type of a multipart body.")
     mark = b"--" + boundary[1].encode()
-    _, first, second = call.body.split(mark, 2)  # raises ValueError if there are not two parts
+    try:
+        _, first, second = call.body.split(mark, 2)
+    except ValueError:
+        raise Refusal(400, "Failed to parse multipart body.") from None
     # Clients end lines with CRLF or LF. Detect which, since the data itself may end with CR.
     end = b"\r\n" if first.startswith(b"\r\n") else b"\n"
     metadata = first.partition(end + end)[2]
@@ -76,12 +79,12 @@ def ranged(call: Call, headers: dict[str, str], stored: Content) -> Response:
 
 @dataclass(slots=True)
 class UploadSession:
-    """An upload in progress. `fields` are those of its resource, `kind` is the content type."""
+    """An upload in progress. `fields` are those of its resource, `mime` is its content type."""
 
     call: Call  # the request that began it
     key: str  # the name of the object, or the id of the item
     fields: dict[str, Any]
-    kind: str | None
+    mime: str | None
     bucket: str = ""
     is_new: bool = True  # not of an item that exists
     data: bytearray = field(default_factory=bytearray)
@@ -114,14 +117,14 @@ class Uploads(Service):
             return Route("upload", lambda call: self._resume(upload_id, call), bucket, key)
         how, data = call.query.get("uploadType"), call.body
         if how == "multipart":
-            fields, kind, data = _split_related(call)
+            fields, mime, data = _split_related(call)
         elif how == "resumable":
-            fields, kind = call.json(), call.headers.get("x-upload-content-type")
+            fields, mime = call.json(), call.headers.get("x-upload-content-type")
         elif how == "media":
-            fields, kind = {}, call.headers.get("content-type")
+            fields, mime = {}, call.headers.get("content-type")
         else:
             raise Refusal(400, "Invalid value for uploadType.", location="uploadType")
-        upload = begin(fields, kind)
+        upload = begin(fields, mime)
         act = partial(self._begin, upload) if how == "resumable" else lambda _: self.save(upload, data)
         return Route("upload", act, upload.bucket, upload.key, units=units)
 
@@ -146,6 +149,7 @@ class Uploads(Service):
             if total != len(upload.data):
                 return Response(308, {"Range": f"bytes=0-{len(upload.data) - 1}"} if upload.data else {})
             upload.result = self.save(upload, bytes(upload.data))
+            upload.data.clear()
         return upload.result
 
 

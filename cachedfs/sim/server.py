@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import functools
 import http.client
+import inspect
 import os
 import select
 import selectors
@@ -52,9 +53,9 @@ def bound(host: str, port: int) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
     try:
         sock.bind((host, port))
-    except OSError:
+    except OSError as error:
         sock.close()
-        raise
+        raise OSError(error.errno, f"{error.strerror}: {host}:{port}") from None
     return sock
 
 
@@ -76,6 +77,7 @@ async def serve(service: Service, sock: socket.socket, stop: asyncio.Event) -> N
         await stop.wait()
     finally:
         listener.close()
+        service.drop_connections()
         await server.shutdown(0.05)
 
 
@@ -84,6 +86,7 @@ class _Thread:
 
     def __init__(self, service: Service, port: int) -> None:
         self._service, self._sock = service, bound("127.0.0.1", port)
+        self._lock = threading.RLock()  # held by each call: the loop of one must not end meanwhile
         self._port = self._sock.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
         self._start()
@@ -99,26 +102,29 @@ class _Thread:
 
     def refuse(self, refused: bool) -> None:
         """Drop all connections and refuse new ones, or serve again."""
-        if not refused and not self._thread.is_alive():
-            self._start()
-        elif refused and self._thread.is_alive():
-            self.close()
-            self._sock = bound("127.0.0.1", self._port)
+        with self._lock:
+            if not refused and not self._thread.is_alive():
+                self._start()
+            elif refused and self._thread.is_alive():
+                self.close()
+                self._sock = bound("127.0.0.1", self._port)
 
     def command(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         async def on_the_loop() -> Any:
             return self._service.command(name, *args, **kwargs)
 
-        if not self._thread.is_alive():
-            return self._service.command(name, *args, **kwargs)
-        return asyncio.run_coroutine_threadsafe(on_the_loop(), self._loop).result()
+        with self._lock:
+            if not self._thread.is_alive():
+                return self._service.command(name, *args, **kwargs)
+            return asyncio.run_coroutine_threadsafe(on_the_loop(), self._loop).result()
 
     def close(self) -> None:
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join()
-            self._loop.close()
-        self._sock.close()
+        with self._lock:
+            if self._thread.is_alive():
+                self._loop.call_soon_threadsafe(self._stop.set)
+                self._thread.join()
+                self._loop.close()
+            self._sock.close()
 
 
 class _Child:
@@ -168,8 +174,11 @@ R = TypeVar("R")
 def command(do: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
     """Return a SimServer method that runs the service method `do_<name>`, wherever the service runs."""
 
+    signature = inspect.signature(do)
+
     @functools.wraps(do)
     def ask(handle: SimServer, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        signature.bind(handle, *args, **kwargs)  # raises TypeError here, and not in the child process
         answer: R = handle._do(do.__name__.removeprefix("do_"), *args, **kwargs)
         return answer
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import dataclasses
 import json
 import weakref
@@ -24,16 +23,29 @@ CONTROL = "/_sim/"  # path prefix of control requests, which are neither logged 
 
 
 def pack(value: Any) -> bytes:
-    """Return the arguments or the result of a command as JSON, with bytes in base64."""
-    return json.dumps(value, default=lambda data: {"base64": base64.b64encode(data).decode()}).encode()
+    """Return the arguments or the result of a command as a line of JSON, with all bytes after it."""
+    parts = [b"\n"]
+
+    def appended(data: bytes) -> dict[str, int]:
+        parts.append(data)
+        return {"n_bytes": len(data)}
+
+    return b"".join([json.dumps(value, default=appended).encode(), *parts])
 
 
-def unpack(text: bytes) -> Any:
+def unpack(body: bytes) -> Any:
     """Return what was packed."""
-    return json.loads(
-        text,
-        object_hook=lambda found: base64.b64decode(found["base64"]) if found.keys() == {"base64"} else found,
-    )
+    at = body.index(b"\n") + 1
+    text = body[:at]
+
+    def found(value: dict[str, Any]) -> Any:
+        nonlocal at
+        if value.keys() != {"n_bytes"}:
+            return value
+        at += value["n_bytes"]
+        return body[at - value["n_bytes"] : at]
+
+    return json.loads(text, object_hook=found)
 
 
 @dataclass(slots=True)
@@ -52,7 +64,7 @@ class _Rule:
 
 
 class Service(ABC):
-    """Serves requests over a simulated network. Used only in its event loop."""
+    """Serves requests over a simulated network. Used only in its event loop, or while that has ended."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -111,12 +123,19 @@ class Service(ABC):
         """Answer 403 to all requests about this bucket, or stop doing so. Drive has no buckets."""
         (self._forbidden.add if forbidden else self._forbidden.discard)(bucket)
 
+    def drop_connections(self) -> None:
+        for transport in list(self._known):
+            transport.abort()
+
     # Serving
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Return the reply to a request. The log has the request from its start, finished or not."""
         if request.raw_path.startswith(CONTROL):
             args, kwargs = unpack(await request.content.read())
-            result = self.command(request.raw_path.removeprefix(CONTROL), *args, **kwargs)
+            try:
+                result = self.command(request.raw_path.removeprefix(CONTROL), *args, **kwargs)
+            except Exception as error:  # of any kind: the other process raises one with this text
+                return web.Response(status=500, text=f"{type(error).__name__}: {error}")
             return web.Response(body=pack(result))
         path, _, query = request.raw_path.partition("?")
         headers = {k.lower(): v for k, v in request.headers.items()}

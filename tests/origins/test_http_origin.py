@@ -7,6 +7,7 @@ from email.utils import formatdate
 
 import aiohttp
 import pytest
+from fsspec.config import conf
 
 from cachedfs.common.types import Range, Suffix
 from cachedfs.errors import (
@@ -434,10 +435,14 @@ async def test_a_proxy_and_the_way_to_make_a_session_are_options(world, opened):
     assert made[0].closed
 
 
-async def test_a_connector_of_the_user_stays_open(world, opened):
+@pytest.mark.parametrize("is_configured", [False, True])
+async def test_a_connector_of_the_user_stays_open(world, opened, monkeypatch, is_configured):
     path, connector = world.put("x", DATA), aiohttp.TCPConnector()
+    options = {"client_kwargs": {"connector": connector}}
+    if is_configured:
+        monkeypatch.setitem(conf, "http", options)
     for _ in range(2):
-        origin = opened("http", client_kwargs={"connector": connector})
+        origin = opened("http", **({} if is_configured else options))
         await origin.call("pipe_file", path, DATA)  # in a session of fsspec's
         await origin.lookup(path)
         await origin.aclose()

@@ -12,8 +12,11 @@ import pytest
 
 from cachedfs.demo.jobs import Redirected
 from cachedfs.sim import DriveServer, Quota
+from cachedfs.sim.drive.api import DriveApi
 from cachedfs.sim.drive.fields import FIELDS
+from cachedfs.sim.messages import Call, Response, Route
 from tests.sim.browser import ask
+from tests.sim.discovery import problems_of_reply
 
 discovery = pytest.importorskip("googleapiclient.discovery")
 httplib2 = pytest.importorskip("httplib2")
@@ -23,6 +26,23 @@ CHUNK = 256 << 10
 V3 = "/drive/v3/files"
 UPLOAD, CHANGES = "/upload/drive/v3/files", "/drive/v3/changes"
 BOTH = {"supportsAllDrives": "true", "includeItemsFromAllDrives": "true"}
+
+
+@pytest.fixture(autouse=True)
+def documented(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every reply in this file is one that the discovery documents describe."""
+    answer, problems = DriveApi.answer, list[str]()
+
+    def checked(service: DriveApi, call: Call, route: Route) -> Response:
+        reply = answer(service, call, route)
+        kind = reply.headers.get("Content-Type", "")
+        target = f"{call.path}?{urlencode(call.query)}"
+        problems.extend(problems_of_reply(call.method, target, reply.status, kind, bytes(reply.body[:])))
+        return reply
+
+    monkeypatch.setattr(DriveApi, "answer", checked)
+    yield
+    assert problems == []
 
 
 @pytest.fixture
@@ -136,6 +156,19 @@ def test_copies_moves_and_revisions(server: DriveServer, v3: Any) -> None:
     assert (error["status"], error["reason"]) == (403, "cannotDeleteOnlyRevision")
 
 
+def test_a_later_page_has_only_what_still_matches(server: DriveServer) -> None:
+    folder = server.folder("d")
+    ids = [server.put(f"d/{name}", b"") for name in "abc"]
+    query = {"q": f"'{folder}' in parents and trashed=false", "orderBy": "name", "pageSize": 1}
+    page = ask_json(server, V3, **query)
+    server.trash(ids[1])
+    later = []
+    while token := page.get("nextPageToken"):
+        page = ask_json(server, V3, **query, pageToken=token)
+        later += page["files"]
+    assert [item["id"] for item in later] == [ids[2]]
+
+
 def changes(server: DriveServer, token: str, **query: Any) -> Any:
     return ask_json(server, CHANGES, pageToken=token, **query)
 
@@ -177,7 +210,9 @@ def test_queries_follow_the_grammar(server: DriveServer, q: str, expected: list[
     assert names(server, q) == expected
 
 
-@pytest.mark.parametrize("q", ["name=", "title='x'", "(name='x'", "name='x' name='y'"])
+@pytest.mark.parametrize(
+    "q", ["name=", "title='x'", "(name='x'", "name='x' name='y'", 'name="x"', "trashed=True"]
+)
 def test_invalid_queries_are_refused(server: DriveServer, q: str) -> None:
     error = ask_json(server, V3, q=q)
     assert (error["status"], error["reason"], error["location"]) == (400, "invalid", "q")

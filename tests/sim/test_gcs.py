@@ -1,11 +1,13 @@
 """The simulated Google Cloud Storage, used by gcsfs and other clients."""
 
 import base64
+import contextlib
 import datetime
 import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -213,7 +215,32 @@ def test_a_child_process_serves_and_returns_its_log(tmp_path: Path) -> None:
         assert ask(server, f"{MEDIA}&ifGenerationMatch={generation}")[0] == 404
         assert server.peak_concurrency == 1
         assert server.delete("b", ODD)
+        with pytest.raises(TypeError, match="nonsense"):
+            server.put("b", "k", b"", nonsense=1)  # type: ignore[call-arg]
+        with pytest.raises(RuntimeError, match=r"TypeError: .* 'NoneType'"):
+            server.put("b", "k", None)  # type: ignore[arg-type]
         assert "seed=3" in repr(server)
+
+
+def test_a_server_that_refuses_drops_its_connections_and_takes_commands() -> None:
+    with GCSServer() as server, socket.socket() as client:
+        server.put("b", "k", bytes(8 << 20))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 10)
+        client.settimeout(60)
+        client.connect(("127.0.0.1", int(server.endpoint_url.rpartition(":")[2])))
+        client.sendall(b"GET /b/k HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
+        server.refuse()
+        with contextlib.suppress(ConnectionResetError):
+            while client.recv(1 << 20):
+                pass
+        with pytest.raises(ConnectionRefusedError):
+            ask(server, "/b/k")
+        server.put("b", "k", b"new")
+        server.heal()
+        assert ask(server, "/b/k")[2] == b"new"
+        with pytest.raises(OSError, match=f"in use: {server.endpoint_url.removeprefix('http://')}"):
+            GCSServer(port=int(server.endpoint_url.rpartition(":")[2])).start()
 
 
 def test_a_child_process_ends_when_its_parent_is_killed() -> None:

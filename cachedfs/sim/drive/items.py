@@ -265,6 +265,8 @@ class Items(Tree):
                     self.move(item, value)
                 case "trashed":
                     item.trashed = value
+                case "createdTime":
+                    item.created_ms = _to_ms(value)
                 case "modifiedTime":
                     item.modified_ms = _to_ms(value)
                 case "capabilities":

@@ -11,8 +11,9 @@ from typing import Any
 
 from cachedfs.sim.drive.items import Item, Items
 
-_TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'|=|#|\s+|\b(?:true|false)\b", re.DOTALL)
-_IN_PYTHON = {"=": "==", "#": "?", "true": "True", "false": "False"}
+_TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'|[=#\x22]|\s+|\b(?:true|false|True|False)\b", re.DOTALL)
+# What only Python understands becomes what nobody does.
+_IN_PYTHON = {"=": "==", "true": "True", "false": "False"} | dict.fromkeys(("#", '"', "True", "False"), "?")
 
 
 @dataclass(frozen=True, slots=True)

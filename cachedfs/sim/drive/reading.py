@@ -31,6 +31,7 @@ class _Page(NamedTuple):
 
     asked: tuple[str | None, ...]
     found: list[Item]
+    is_listed: Callable[[Item], bool]  # an item may have changed since then
     start: int = 0  # index of the first item of this page
     number: int = 0
 
@@ -97,7 +98,8 @@ class DriveReading(Access):
             if len(self._pages) > _N_PAGES:
                 del self._pages[next(iter(self._pages))]
         if not mask or "files" in mask:
-            there = [item for item in page.found[page.start : end] if self.items.get(item.id) is item]
+            part = page.found[page.start : end]
+            there = [item for item in part if self.items.get(item.id) is item and page.is_listed(item)]
             out["files"] = list(map(self._shows(call, mask.get("files", {})), there))
         return project(out, {name: {} for name in mask})
 
@@ -119,7 +121,7 @@ class DriveReading(Access):
         found = list(filter(is_listed, self._candidates(call, query)))
         if call.query.get("orderBy"):
             found.sort(key=lambda item: item.name.lower())
-        return _Page(asked, found)
+        return _Page(asked, found, is_listed)
 
     def _candidates(self, call: Call, query: Query | None) -> list[Item]:
         """Return a small superset of the matching items. Uses the index of names if the query has a name."""

@@ -84,12 +84,12 @@ class DriveWriting(DriveReading, Uploads):
 
     # Uploads
     def _begin_upload(
-        self, call: Call, item_id: str | None, fields: dict[str, Any], kind: str | None
+        self, call: Call, item_id: str | None, fields: dict[str, Any], mime: str | None
     ) -> UploadSession:
         """Return the upload that a request begins. `item_id` is None for a new item."""
         id = item_id or fields.get("id") or self.items.new_id()
         return UploadSession(
-            call, id, fields, fields.get("mimeType") or kind or BINARY, is_new=item_id is None
+            call, id, fields, fields.get("mimeType") or mime or BINARY, is_new=item_id is None
         )
 
     def check(self, upload: UploadSession) -> None:
@@ -100,14 +100,14 @@ class DriveWriting(DriveReading, Uploads):
             self._may_edit(upload.call, upload.key, is_content=True)
 
     def save(self, upload: UploadSession, data: bytes) -> dict[str, Any]:
-        call, given, kind = upload.call, upload.fields, upload.kind or BINARY
+        call, given, mime = upload.call, upload.fields, upload.mime or BINARY
         if upload.is_new:
-            item = self._new_item(call, upload.key, given, kind)
+            item = self._new_item(call, upload.key, given, mime)
             self.items.write(item, data, len(data))
             self._apply(item, given)
         else:
             item = self._may_edit(call, upload.key, is_content=True)
-            self.items.write(item, data, len(data), kind)
+            self.items.write(item, data, len(data), mime)
             self._revise(call, item, given)
         return self._file(call, item)
 

@@ -2,7 +2,7 @@
 
 Written from the published reference (cloud.google.com/storage/docs: json_api/v1, xml-api,
 performing-resumable-uploads, transcoding, request-preconditions). Of the XML API
-it has what obstore reads with. What is not in the table below, or not in `_route_xml`, does not exist (404).
+it has what obstore reads with. What is not in the table below, or not in `_xml_route`, does not exist (404).
 """
 
 from __future__ import annotations

@@ -16,13 +16,13 @@ class GCSWriting(GCSReading, Uploads):
     """Answers all requests that change an object."""
 
     def _begin_upload(
-        self, call: Call, bucket: str, fields: dict[str, Any], kind: str | None
+        self, call: Call, bucket: str, fields: dict[str, Any], mime: str | None
     ) -> UploadSession:
-        if kind:
-            fields.setdefault("contentType", kind)
+        if mime:
+            fields.setdefault("contentType", mime)
         if "contentEncoding" in call.query:
             fields["contentEncoding"] = call.query["contentEncoding"]
-        return UploadSession(call, fields.get("name") or call.query.get("name", ""), fields, kind, bucket)
+        return UploadSession(call, fields.get("name") or call.query.get("name", ""), fields, mime, bucket)
 
     def check(self, upload: UploadSession) -> None:
         self._need_bucket(upload.bucket)
