@@ -112,6 +112,7 @@ def test_on_a_network_file_system_caches_of_hosts_that_are_gone_are_removed(
         caches[name] = open_cache(tmp_path)
         if name != "new":
             put(caches[name], key_of(), *range(3))
+            caches[name].pin(key_of().identity, key_of().path)
     for name, days in (("gone", 8), ("idle", 6)):
         for path in (Path(caches[name].root), *Path(caches[name].root).rglob("*")):
             os.utime(path, (0, time.time() - days * 86400))
@@ -119,6 +120,7 @@ def test_on_a_network_file_system_caches_of_hosts_that_are_gone_are_removed(
         put(caches["new"], key_of(), index)
     assert sorted(os.listdir(tmp_path / NAME)) == ["host-idle", "host-new"]
     assert whole(caches["idle"], key_of(), 2) == content(key_of(), 2)
+    assert caches["idle"].pins() == [(key_of().identity, key_of().path)]
 
 
 def test_on_a_network_file_system_every_host_has_its_own_cache_and_no_locks_are_used(

@@ -295,6 +295,18 @@ def test_the_last_reads_of_all_processes_are_known_in_their_order(cache, open_ca
     )
 
 
+def test_reads_of_another_process_are_seen_with_its_first_one_a_tenth_of_a_second_later(
+    cache, open_cache, monkeypatch
+):
+    now, key, other = [100.0], key_of(), open_cache()
+    monkeypatch.setattr(access_stats, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    clock, _ = cache.reads_since(0, AMPLE)
+    for index, (at, seen) in enumerate([(100.0, 1), (100.05, 1), (100.11, 3)]):
+        now[0] = at
+        other.touch(key, index)
+        assert len(cache.reads_since(clock, AMPLE)[1]) == seen
+
+
 def test_an_interrupted_write_of_accesses_does_not_hold_up_later_ones(cache, open_cache, monkeypatch):
     key, written = key_of(), open_cache().accesses
     assert cache.locks.take(access_stats._FLUSH_LOCK)  # what a Ctrl-C leaves

@@ -122,10 +122,12 @@ def test_space_is_kept_free_also_when_the_rows_that_go_have_no_files(cache, monk
         assert used() <= 0.9 * room
 
 
-def test_pinned_blocks_stay_and_unpinned_ones_go(cache):
+def test_pinned_blocks_stay_and_unpinned_ones_go(cache, open_cache):
     bounds, key, other = room_for(cache, 4), key_of("pinned"), key_of("other")
     put(cache, key, 0, bounds=bounds)
     cache.pin(key.identity, key.path)
+    cache.close()
+    cache = open_cache()
     put(cache, key, 1, bounds=bounds)  # born pinned
     put(cache, other, *range(10), bounds=bounds)
     assert cache.has(key, 0)
@@ -205,6 +207,7 @@ def test_leases_make_room_and_are_refused_without(cache):
     with cache.lease(4 * BLOCK, bounds):
         assert 3 <= cache.usage()[0] <= 4
         put(cache, key, *range(8), bounds=bounds)
+        assert cache.usage()[0] <= 4
         assert disk_usage(cache) <= bounds.size
         with pytest.raises(CacheError, match="no room"):
             cache.lease(8 * BLOCK, bounds)

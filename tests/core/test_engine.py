@@ -8,8 +8,10 @@ from queue import SimpleQueue
 
 import pytest
 
+from cachedfs.core import polling, speculation, store_queue
 from cachedfs.core.engine import Engine
 from cachedfs.errors import OriginUnavailable
+from cachedfs.prefetch import plan, requests
 from tests.support import until
 
 variable = contextvars.ContextVar("variable", default="unset")
@@ -32,6 +34,14 @@ def call(request, engine):
 
 async def never():
     raise AssertionError
+
+
+def test_the_waits_and_the_memory_that_are_promised():
+    assert polling.OVERDUE_S == 30  # for a stopped process that fetches
+    assert store_queue.DRAIN_S == 5  # at the end of a process
+    assert requests.AWAY_S == 60  # of a plan, for an unreachable origin
+    assert plan.POLL_S[1] == 0.05  # between two looks at what was read
+    assert speculation.MEMORY >> 20 == 256  # MiB that are requested ahead and not on the disk
 
 
 def test_a_coroutine_runs_on_the_loop_of_the_engine_in_the_context_of_its_caller(engine, call):

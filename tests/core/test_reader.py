@@ -91,6 +91,26 @@ def test_a_cancelled_read_does_not_stop_the_request_for_others(fs, origin):
     assert len(reads(origin)) == 1
 
 
+def test_an_object_that_is_replaced_during_each_answer_is_an_error_after_three_tries(
+    fs, origin, monkeypatch, tmp_path
+):
+    async def body(number, data):
+        origin.put("b/k", data)
+        raise ObjectChanged("b/k was replaced")
+        yield
+
+    origin.put("b/k", noise(100))
+    monkeypatch.setattr(origin, "_body", body)
+    with pytest.raises(ObjectChanged):
+        fs.cat_file("b/k")
+    assert len(reads(origin)) == 3
+    callback, begun = fsspec.Callback(), []
+    monkeypatch.setattr(callback, "set_size", begun.append)
+    with pytest.raises(ObjectChanged):
+        fs.get_file("b/k", str(tmp_path / "k"), callback=callback)
+    assert begun == [100] * 3
+
+
 @pytest.fixture
 def let_go(monkeypatch):
     """An event: before it is set, the disk stores nothing."""

@@ -46,6 +46,11 @@ def test_a_connection_attempt_that_took_two_seconds_is_not_retried(clock):
     assert each.next_wait_s(RetryableError("timeout", is_unreachable=True)) is None
 
 
+def test_an_origin_is_reached_within_twenty_seconds_or_three_where_a_stale_answer_can_be_served():
+    policy = RetryPolicy()
+    assert (policy.reach_s, policy.reach_stale_s) == (20.0, 3.0)
+
+
 def test_the_two_seconds_begin_when_the_service_becomes_unreachable(clock):
     each = tries(clock, base_s=0.01)
     clock.now += 60.0

@@ -276,4 +276,4 @@ def test_two_plans_share_a_cache():
             plan.read(1)
     hits = [1 - plan.misses / 800 for plan in plans]
     assert sum(hits) > 0.4  # 0.5 at best
-    assert min(hits) > 0.18
+    assert min(hits) >= 0.2  # 0.8 of an equal share

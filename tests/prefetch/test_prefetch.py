@@ -657,8 +657,10 @@ def test_each_failure_is_reported_and_many_end_the_plan(origin):
     for ending in ("", "/"):  # objects, and folders
         origin.log.clear()
         origin.fail_with = {n: OriginUnavailable(f"busy, {n}") for n in range(1000)}
+        plan = fs.prefetch([f"b/e{i}{ending}" for i in range(500)])
         with pytest.raises(OriginUnavailable, match="busy"):
-            fs.prefetch([f"b/e{i}{ending}" for i in range(500)]).wait(120)
+            plan.wait(120)
+        assert plan.progress.errors == 16
         assert len(origin.log) <= 50
 
 

@@ -2,12 +2,14 @@
 
 import re
 import threading
+import time
+import types
 
 import fsspec
 import pytest
 
 from cachedfs.errors import AccessDenied, OriginUnavailable, QuotaExceeded
-from cachedfs.server import endpoint, worker
+from cachedfs.server import bucket, endpoint, worker
 from tests.server.served import KEYS, basic, target
 from tests.support import MiB, WebServer, noise
 
@@ -247,14 +249,18 @@ def test_pages(listed, version, cloud):
     assert cloud.asked() == ["list"]
 
 
-def test_pages_are_of_one_moment_unless_something_is_written_here(cloud, serving):
+def test_pages_are_of_one_moment_unless_something_is_written_here(cloud, serving, clock, monkeypatch):
     served, fs = serving({"data": cloud.url("top")}), fsspec.url_to_fs(cloud.url())[0]
     for key in "abcd":
         cloud.put(f"top/{key}", b"1")
     first = served.get("/data?list-type=2&max-keys=2")
     token = re.search("<NextContinuationToken>(.*?)<", first.body.decode())[1]
     cloud.put("top/bb", b"1")
+    clock(61)  # beyond `max_age`
     assert names(served.get(f"/data?list-type=2&continuation-token={token}"))[0] == ["c", "d"]
+    with monkeypatch.context() as later:
+        later.setattr(bucket, "time", types.SimpleNamespace(monotonic=lambda: time.monotonic() + 901))
+        assert names(served.get(f"/data?list-type=2&continuation-token={token}"))[0] == ["bb", "c", "d"]
     fs.pipe_file(cloud.path("top/cc"), b"1")
     assert names(served.get(f"/data?list-type=2&continuation-token={token}"))[0] == ["bb", "c", "cc", "d"]
 

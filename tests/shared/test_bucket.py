@@ -83,6 +83,17 @@ def test_a_part_of_a_large_object_costs_a_lease_and_one_upload(origin, node, clo
     assert Counter(cloud.asked()) == {"upload": 3 + 3 + 1, "delete": 3}  # and a file of metadata
 
 
+@pytest.mark.parametrize(("size", "n_leases"), [(4 * MiB - 1, 0), (4 * MiB, 1), (9 * MiB, 2)])
+def test_only_objects_of_4_mib_and_more_have_leases(origin, node, bucket, monkeypatch, size, n_leases):
+    taken, take = [], Leases.take
+    monkeypatch.setattr(Leases, "take", lambda self, names: taken.extend(names) or take(self, names))
+    data, fs = origin.put("b/k", noise(size)), node("a", shared_cache=bucket)
+    fs._objects.engine.shared.reads.leases._met_at = math.inf  # it takes a lease before it asks the origin
+    fs.ls("b")
+    assert fs.cat_file("b/k") == data
+    assert len(taken) == n_leases
+
+
 def test_a_listing_counts_once_what_it_says_is_known(origin, node, bucket, monkeypatch):
     data = {f"b/{i}": origin.put(f"b/{i}", noise(4 * MiB, i)) for i in range(2)}
     read_all(node("a", shared_cache=bucket), data)

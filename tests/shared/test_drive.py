@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
@@ -11,6 +12,7 @@ from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import CacheBounds, ObjectKey
 from cachedfs.config import DRIVE_SIZE, Config
 from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.shared.leases import Leases
 from cachedfs.shared.piece import GATHERED
 from cachedfs.shared.shared_drive import SharedDrive
 from cachedfs.shared.shared_store import BASE
@@ -48,6 +50,14 @@ def test_what_one_session_has_read_the_next_one_reads_from_few_large_files(
     drive.asked()
     read_all(fs, data)
     assert drive.asked() == []
+
+
+def test_there_are_no_leases_on_drive(origin, node, place, monkeypatch):
+    monkeypatch.setattr(Leases, "take", None)
+    data, fs = origin.put("b/k", noise(8 * MiB)), node("a", shared_cache=place)
+    fs._objects.engine.shared.reads.leases._met_at = math.inf  # it would take one before it asks the origin
+    fs.ls("b")
+    assert fs.cat_file("b/k") == data
 
 
 def test_a_folder_of_a_shared_drive_is_a_shared_cache_too(put_there, origin, node, drive):

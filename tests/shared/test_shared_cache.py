@@ -18,6 +18,8 @@ from cachedfs.errors import OriginUnavailable
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.shared import gatherer, in_place, shared_cache, shared_folder, shared_index, shared_writer
 from cachedfs.shared.piece import GATHERED, encoded_index
+from cachedfs.shared.shared_bucket import SharedBucket
+from cachedfs.shared.shared_drive import SharedDrive
 from cachedfs.shared.shared_folder import OpenShared, SharedFolder
 from cachedfs.shared.shared_index import SharedIndex
 from cachedfs.shared.shared_store import BASE
@@ -34,6 +36,7 @@ from tests.shared.conftest import (
 )
 from tests.support import KiB, MiB, forget, noise, until
 
+ANSWERS_S = tuple(each.answers_s for each in (SharedFolder, SharedBucket, SharedDrive))  # by default
 anywhere = pytest.mark.usefixtures("anywhere")
 
 
@@ -416,6 +419,21 @@ def test_a_folder_that_does_not_answer_is_left_alone(
         assert "did not answer" in fs.stats().shared_cache
     finally:
         answers.set()
+
+
+def test_a_folder_and_a_bucket_may_take_two_seconds_for_an_answer_and_drive_ten():
+    assert ANSWERS_S == (2.0, 2.0, 10.0)
+
+
+def test_a_read_on_a_local_disk_has_no_limit(origin, node, put_there, monkeypatch, caplog):
+    data = put_there(n=4)
+    fs = node("b")
+    fs.find("b")
+    fs.cat_file("b/big", end=1)  # now it knows what is there
+    monkeypatch.setattr(SharedFolder, "answers_s", 0.0)
+    assert {path: fs.cat_file(path) for path in data} == data
+    assert asked(origin) == []
+    assert quiet(caplog) == []
 
 
 def test_a_folder_that_has_much_to_tell_is_not_left_alone(origin, node, put_there, monkeypatch, caplog):
