@@ -79,6 +79,8 @@ def assert_sound(directory):
         assert disk_usage(cache) <= BOUNDS.size
         assert audit(cache)._replace(missing=(), leftovers=()).ok
         assert_reads_are_right(cache)
+    hexadecimal = 16 * "[0-9a-f]"
+    assert list(Path(directory).glob(f"*/tmp/{hexadecimal}-{hexadecimal}")) == []  # of incomplete blocks
     for path in Path(directory).glob("*/tmp/*"):
         os.utime(path, (0, time.time() - HOUR_S - 1))
     with contextlib.closing(BlockStore(str(directory), explicit=True)) as cache:

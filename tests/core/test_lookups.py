@@ -89,6 +89,47 @@ def test_a_lookup_from_before_a_write_does_not_answer_one_after_it(origin, held_
     assert fs.cat_file("b/late") == b"here"
 
 
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_read_during_a_write_hides_none_of_its_bytes_afterwards(origin, monkeypatch, is_done):
+    fs, call, seen = fsspec.filesystem("cachedfs", target_protocol="gs"), origin.call, []
+    origin.put("b/k", b"old")
+    assert fs.cat_file("b/k") == b"old"
+
+    async def watched(*args, **options):
+        if is_done:
+            await call(*args, **options)
+        seen.append(await fs._cat_file("b/k"))
+        if not is_done:
+            await call(*args, **options)
+
+    monkeypatch.setattr(origin, "call", watched)
+    fs.pipe_file("b/k", b"new")
+    assert seen == [b"new" if is_done else b"old"]
+    assert fs.cat_file("b/k") == b"new"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [lambda fs: fs.info("b/k")["size"], lambda fs: len(fs.cat_file("b/k"))],
+    ids=["info", "cat_file"],
+)
+def test_with_max_age_zero_a_call_waits_for_no_earlier_one(origin, held_lookup, monkeypatch, ask):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", max_age=0)
+    origin.put("b/k", b"old")
+    assert fs.cat_file("b/k") == b"old"
+    fs._objects.engine.drain(120)
+    origin.log.clear()
+    monkeypatch.setattr("cachedfs.core.lookups.poll", None)  # for another process neither
+    asking_thread = threading.Thread(target=ask, args=(fs,))
+    asking_thread.start()
+    until(lambda: origin.log)
+    origin.put("b/k", b"newer")
+    assert ask(fs) == 5
+    assert asking_thread.is_alive()
+    held_lookup.set()
+    asking_thread.join()
+
+
 @pytest.mark.parametrize("reads_first", [True, False])
 def test_a_read_and_a_lookup_of_one_object_share_a_request(origin, reads_first):
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")

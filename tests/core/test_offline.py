@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import math
 import sqlite3
+import time
 
 import pytest
 
@@ -178,3 +179,18 @@ def test_requests_wait_less_long_where_a_stale_answer_can_be_served(far, monkeyp
             fs.exists(f"b/d/{name}")
             assert seen.pop()[1:] == (f"b/d/{name}", stale)
     assert not seen
+
+
+def test_an_unreachable_origin_is_asked_again_after_half_a_minute(far, monkeypatch):
+    far.find("b/d")
+    now = time.monotonic()
+    with monkeypatch.context() as outage:
+        far.close("outage", outage)
+        monkeypatch.setattr(time, "monotonic", lambda: now)
+        assert far.fs.exists("b/d/meta")
+    far.origin.log.clear()
+    for later_s, n_requests in ((29, 0), (31, 1)):
+        far.clock(61)
+        monkeypatch.setattr(time, "monotonic", lambda later_s=later_s: now + later_s)
+        assert far.fs.exists("b/d/meta")
+        assert len(far.origin.log) == n_requests

@@ -176,6 +176,26 @@ def test_a_damaged_block_on_disk_is_fetched_again(fs, cloud, own_cache, caplog):
     assert "damaged" in caplog.text
 
 
+def test_verify_always_finds_damage_also_after_the_first_read(fs, cloud, own_cache):
+    fs, path = fsspec.filesystem("cachedfs", target_protocol="gs", verify_always=True), cloud.path("big")
+    with fs.open(path) as file:
+
+        def read_file():
+            file.seek(0)
+            return b"".join(iter(lambda: file.read(MiB), b""))
+
+        for read in (lambda: fs.cat_file(path), lambda: fs.cat_file(path, 0, 9), read_file):
+            expected = read()
+            fs._objects.engine.drain(120)
+            assert read() == expected  # from the disk
+            blocks = [block for block in own_cache.rglob("blocks/*/*") if block.is_file()]
+            assert len(blocks) == 4
+            for block in blocks:
+                with block.open("r+b") as opened:
+                    opened.write(b"damaged!")
+            assert read() == expected
+
+
 def test_many_open_files_do_not_wait_for_each_other(fs, cloud):
     data = noise(9 * MiB // 4)
     for i in range(40):  # more than there are connections

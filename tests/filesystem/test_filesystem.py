@@ -320,6 +320,17 @@ def test_an_upload_of_which_a_write_failed_is_not_finished(cloud, fs):
     gc.collect()
 
 
+def test_a_read_while_a_written_file_is_closed_hides_none_of_its_bytes_afterwards(cloud, fs):
+    path = cloud.path("a")
+    cloud.put("a", b"old")
+    with fs.open(path, "wb") as file:
+        file.write(b"new")
+        close, seen = file._inner.close, []
+        file._inner.close = lambda: (seen.append(fs.cat_file(path)), close())
+    assert seen == [b"old"]
+    assert fs.cat_file(path) == b"new"
+
+
 def test_more_files_than_threads_are_written_first(local, tmp_path):
     top = tmp_path / "top"
     top.mkdir()

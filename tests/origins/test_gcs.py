@@ -508,7 +508,8 @@ async def test_a_connection_that_breaks_without_an_answer_is_tried_six_times(ori
 async def test_a_whole_body_that_fails_its_checksum_is_requested_again(
     origin, server, path, monkeypatch, want, has_crc32c
 ):
-    monkeypatch.setattr(checksums, "has_crc32c", lambda: has_crc32c)
+    if not has_crc32c:
+        monkeypatch.setattr(checksums, "has_crc32c", lambda: False)
     server.fail(Fault(kind="media", flip=7, times=2))
     data, info, _, _ = await read(origin, path, want)
     assert data == DATA

@@ -333,6 +333,14 @@ def test_what_was_asked_before_our_own_write_is_not_used(origin, node):
     assert sorted(fs.find("b")) == ["b/k", "b/l"]
 
 
+def test_metadata_from_before_our_own_write_is_not_used(origin, node):
+    origin.put("b/k", b"old")
+    node("a").cat_file("b/k")
+    fs = node("b")
+    fs.pipe_file("b/k", b"new")
+    assert fs.cat_file("b/k") == b"new"
+
+
 def test_blocks_that_were_evicted_before_are_not_shared(origin, node, filled, monkeypatch):
     monkeypatch.setattr(shared_writer, "LOOK_S", 600)
     monkeypatch.setattr(gatherer, "IN_MEMORY", 0)

@@ -10,7 +10,7 @@ import google.oauth2.credentials
 import pytest
 from pydrive2.auth import GoogleAuth
 
-from cachedfs.errors import AccessDenied
+from cachedfs.errors import AccessDenied, OriginUnavailable
 from cachedfs.origins.drive import account_key
 from cachedfs.origins.registry import identity_of
 
@@ -84,6 +84,14 @@ def test_credentials_that_show_nothing_are_asked_for_their_account(server, own_c
     assert fs._objects.identity.endswith("|user-alice")
     first, second = (of(credentials=Hidden(None), may_ask=False) for _ in range(2))
     assert first != second
+
+
+def test_offline_does_not_ask_for_the_account(server, own_cache, root):
+    drive = {"token": "TOKEN-1", "endpoint_url": server.endpoint_url}
+    fs = fsspec.filesystem("cachedfs", target_protocol="drive", offline=True, drive=drive)
+    with pytest.raises(OriginUnavailable):
+        fs.cat_file(f"{root}/a")
+    assert server.count() == 0
 
 
 def test_a_late_sign_in_has_the_cache_of_its_account_at_once(server, own_cache, folder, root):

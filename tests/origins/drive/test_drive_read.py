@@ -238,19 +238,21 @@ async def test_a_failed_second_lookup_is_the_error_and_leaves_nothing(make, serv
     await assert_nothing_is_left(origin, before)
 
 
-async def test_a_slow_second_lookup_is_waited_for(make, server, looked_up_again):
-    origin = make()
+@pytest.mark.parametrize("data", [OLD, 50 * OLD], ids=["small", "large"])
+async def test_a_slow_second_lookup_is_waited_for(make, server, looked_up_again, data):
+    origin, want = make(), Range(10, len(data))
+    looked_up_again.replace(data)
     pinned = await origin.lookup(looked_up_again.path)
-    server.fail(Fault(kind="get", stall_s=0.1))
+    server.fail(Fault(kind="get", stall_s=0.5))
     got = b""
-    async with origin.read(looked_up_again.path, SPAN, pinned) as reply:
+    async with origin.read(looked_up_again.path, want, pinned) as reply:
         n_looks = None
         async for piece in reply.body:
             if n_looks is None:
                 n_looks = [r.ended_s is not None for r in server.requests if r.kind == "get"]
             got += piece
     assert n_looks == [True, True]  # the lookup of My Drive, and the second lookup
-    assert got == looked_up_again.old
+    assert got == data[10:]
 
 
 async def test_a_read_cancelled_during_its_second_lookup_leaves_nothing(make, server, looked_up_again):
