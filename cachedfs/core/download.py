@@ -41,8 +41,8 @@ class Download:
     from the socket: a copy of each would take as long as storing it.
 
     `demand` is the byte up to which the request may read. Past it, the body stays in the socket until a reader wants
-    more. A stopped request ends at its demand. ALL: the whole range is read
-    without a pause, and stays in memory.
+    more. A stopped request ends at its demand. ALL: the whole range is
+    read without a pause, and stays in memory.
     """
 
     is_shared = False  # its bytes, or some of them, come from a shared cache

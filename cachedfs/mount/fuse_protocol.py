@@ -14,9 +14,7 @@ from typing import NamedTuple
 MAX_WRITE = 128 << 10  # bytes of a write; each thread has a buffer for one
 _MAX_READ = 1 << 20  # bytes; more than the kernel's default of 128 KiB takes fewer calls
 _PAGE = 4096
-_MAX_BACKGROUND = (
-    512  # reads that the kernel sends before the first is answered; its default, 12, would hold up others
-)
+_MAX_BACKGROUND = 512  # reads sent before the first is answered; 12, the default, would hold up all others
 _VERSION = 7, 31
 ROOT = 1  # number of the inode of the mounted folder
 
