@@ -125,7 +125,8 @@ class Service(ABC):
 
     def drop_connections(self) -> None:
         for transport in list(self._known):
-            transport.abort()
+            if not transport.is_closing():
+                transport.abort()
 
     # Serving
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
