@@ -9,7 +9,6 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from zlib_ng.zlib_ng import crc32
@@ -229,19 +228,24 @@ class SharedWriter:
         self._metadata_at = time.monotonic() + METADATA_S
         versions = self._versions(identity, infos)
         paths = [info.path for info in infos if info.path not in versions]
-        rows = list(rows_about(self._cache.metadata, identity, paths, partial(self._is_due, identity)))
+        looked_for: list[str] = []
+
+        def is_due(folder: str) -> bool:
+            if time.monotonic() - self._listed.get((identity, folder), (-AGAIN_S, 0.0))[0] < AGAIN_S:
+                return False
+            looked_for.append(folder)
+            return True
+
+        rows = list(rows_about(self._cache.metadata, identity, paths, is_due))
         rows += versions.values()
         before = self._small.pop(identity, None)
         if before is not None and all(self._has(group) for group in before.groups):
             groups, rows = before.groups + groups, before.rows + rows
         else:
             before = None  # it stays as it is: the local cache has evicted some
-        try:
-            written = self._write(identity, groups, rows)
-        except Exception:  # of any kind: what was not written is due again
-            self._listed = {folder: put for folder, put in self._listed.items() if put[1]}
-            raise
+        written = self._write(identity, groups, rows)  # after an error, all of it is due again
         self._metadata_due.pop(identity, None)
+        self._listed |= {(identity, folder): (time.monotonic(), 0.0) for folder in looked_for}
         if written is None:
             return
         name, size = written
@@ -278,14 +282,6 @@ class SharedWriter:
                     with contextlib.suppress(TypeError):  # details that JSON does not have
                         rows[info.path] = ["version", info.path, encode_info(info)]
         return rows
-
-    def _is_due(self, identity: str, folder: str) -> bool:
-        """Return whether the listing of a folder is to be put there, and note that it is."""
-        now = time.monotonic()
-        if now - self._listed.get((identity, folder), (-AGAIN_S, 0.0))[0] < AGAIN_S:
-            return False
-        self._listed[identity, folder] = now, 0.0
-        return True
 
 
 def put_file(
