@@ -44,8 +44,8 @@ class PrefetchPlan:
     """The work of one `prefetch` call: a task on the engine's event loop, and the tasks it starts.
 
     ObjectStream yields the objects in order. Fetcher waits for their blocks, which PlanRequests requests where nobody has.
-    Belady knows where the readers are, what may be fetched, and which blocks to evict. `strip` turns a user's path or URL into a path, `glob` expands
-    patterns, and `report` receives the bytes cached so far and in total.
+    Belady knows where the readers are, what may be fetched, and which blocks to evict. `strip` turns a user's path or URL
+    into a path, `glob` expands patterns, and `report` receives the bytes cached so far and in total.
     """
 
     def __init__(

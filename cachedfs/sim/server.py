@@ -173,7 +173,6 @@ R = TypeVar("R")
 
 def command(do: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
     """Return a SimServer method that runs the service method `do_<name>`, wherever the service runs."""
-
     signature = inspect.signature(do)
 
     @functools.wraps(do)
