@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from queue import SimpleQueue
 
 from cachedfs.mount import fuse_protocol as protocol
 from cachedfs.mount.fuse_calls import UNANSWERED, KernelAnswer, call
@@ -55,13 +54,16 @@ class FuseSession:
         self._n_threads, self._n_idle, self._most_threads = 0, 0, _MOST_THREADS
         self._running: dict[int, KernelRequest] = {}
         self._waiting: deque[KernelRequest] = deque()
-        self._ended: SimpleQueue[None] = SimpleQueue()  # whose `put` a signal handler may call at any moment
+        self._ended, self._end = (
+            socket.socketpair()
+        )  # not a lock: its wait may miss a signal that comes as it begins
+        self._end.setblocking(False)
 
     def serve(self, on_mounted: Callable[[], object]) -> None:
         """Answer the kernel until the folder is unmounted, or until `stop`."""
         self._on_mounted = on_mounted
         self._start_thread()
-        self._ended.get()
+        self._ended.recv(1)
         with suppress(OSError):
             if os.path.ismount(self._folder):
                 command = [fusermount(), "-u", "-q", "-z", "--", self._folder]
@@ -71,7 +73,17 @@ class FuseSession:
         self._held.close()
 
     def stop(self) -> None:
-        self._ended.put(None)
+        with suppress(OSError):  # full: it was told already
+            self._end.send(b"\0")
+
+    def close(self) -> None:
+        """Close what `stop` and signals write to."""
+        self._ended.close()
+        self._end.close()
+
+    def fileno(self) -> int:
+        """Return the descriptor that ends the session when a byte is written to it, as a signal does."""
+        return self._end.fileno()
 
     # Threads.
 
@@ -105,7 +117,7 @@ class FuseSession:
                     logger.error("reading what the kernel asks: %s", error)
                 length = 0
             if not length:
-                self._ended.put(None)
+                self.stop()
                 return
             request: KernelRequest | None = protocol.request_of(buffer[:length])
             while request is not None:
@@ -195,7 +207,7 @@ class FuseSession:
             reply = protocol.initial_reply(request.body)
         except OSError as error:
             logger.error("%s: %s", self._folder, error)
-            self._ended.put(None)
+            self.stop()
             raise
         self._on_mounted()
         return KernelAnswer(reply)

@@ -75,10 +75,13 @@ def serve(
     name = fs.unstrip_protocol(root).replace("\\", "\\\\").replace(",", "\\,")
     options = ["rw" if is_writable else "ro", "default_permissions", f"fsname={name}", "subtype=cachedfs"]
     session = FuseSession(operations, folder, [*options, *(["allow_other"] if allow_other else [])])
-    before = [(number, signal.signal(number, lambda *_: session.stop())) for number in _ENDING]
+    before = [(number, signal.signal(number, lambda *_: None)) for number in _ENDING]
+    woken = signal.set_wakeup_fd(session.fileno(), warn_on_full_buffer=False)
     try:
         session.serve(on_mounted)
     finally:
+        signal.set_wakeup_fd(woken)
+        session.close()
         for number, handler in before:
             signal.signal(number, handler)
         operations.written.report_unsent()

@@ -97,6 +97,7 @@ def kernel(folder, monkeypatch):
     serving.join()
     ours.close()  # ends the threads that wait for a request
     until(lambda: not any(thread.name == "cachedfs-mount" for thread in threading.enumerate()))
+    session.close()
     device.close()
     other.close()
 
